@@ -1,0 +1,315 @@
+//! Questions to and orders for the agent. All answers are plain data that the admin API prints as JSON.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+
+use arc_swap::ArcSwap;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    routing::Snapshot,
+    types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
+};
+
+/// A member as people see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberInfo {
+    /// Node id.
+    pub node: NodeId,
+    /// State here.
+    pub state: MemberState,
+    /// Whether it is this node.
+    pub this: bool,
+    /// Gossip address.
+    pub addr: SocketAddr,
+    /// Generation.
+    pub generation: u64,
+    /// Incarnation.
+    pub incarnation: u16,
+    /// Known from disk only, not confirmed in this run.
+    pub stale: bool,
+    /// Services of its instances.
+    pub services: Vec<ServiceName>,
+    /// Why it is in its state.
+    pub why: Vec<String>,
+    /// Program version it reports.
+    pub program: String,
+}
+
+/// An instance as people see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceInfo {
+    /// The record.
+    pub record: InstanceRecord,
+    /// State of its sidecar.
+    pub owner_state: MemberState,
+    /// Whether this sidecar owns it.
+    pub local: bool,
+    /// Known from disk only.
+    pub stale: bool,
+    /// Why it is no candidate (`critical`, `draining`, ...), if it is none.
+    pub excluded: Option<String>,
+}
+
+/// A change to an instance of this sidecar. Only what is given changes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InstanceChange {
+    /// 0..=1600.
+    pub weight: Option<u16>,
+    /// Lane.
+    pub lane: Option<Lane>,
+    /// Version.
+    pub version: Option<VersionName>,
+    /// Replaces the tags.
+    pub tags: Option<BTreeMap<String, String>>,
+    /// Requests a second.
+    pub capacity: Option<u32>,
+}
+
+/// An instance to register at run time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewInstance {
+    /// Instance id.
+    pub id: InstanceId,
+    /// Service.
+    pub service: ServiceName,
+    /// `None`: the advertised address.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// Port.
+    pub port: u16,
+    /// What it speaks.
+    #[serde(default)]
+    pub protocol: crate::types::Protocol,
+    /// Version.
+    pub version: VersionName,
+    /// Lane; `stable` when absent.
+    #[serde(default = "Lane::stable")]
+    pub lane: Lane,
+    /// Weight; 100 when absent.
+    #[serde(default = "normal_weight")]
+    pub weight: u16,
+    /// Labels.
+    #[serde(default)]
+    pub tags: BTreeMap<String, String>,
+    /// Requests a second.
+    #[serde(default)]
+    pub capacity: Option<u32>,
+    /// `none`, `tcp`, or `http:/path`.
+    #[serde(default)]
+    pub check: Option<String>,
+}
+
+fn normal_weight() -> u16 {
+    crate::types::NORMAL_WEIGHT
+}
+
+/// A change to a service's policy; what is absent stays as it is. `off` clears sizes and lists.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicyChange {
+    /// Lane to size in basis points. New lanes start after the last range.
+    pub sizes: BTreeMap<Lane, u16>,
+    /// Subjects to add to a lane's allow-list.
+    pub allow: BTreeMap<Lane, Vec<String>>,
+    /// Subjects to add to a lane's deny-list.
+    pub deny: BTreeMap<Lane, Vec<String>>,
+    /// Subjects to take off both lists of a lane.
+    pub unlist: BTreeMap<Lane, Vec<String>>,
+    /// Everybody to stable.
+    pub off: Option<bool>,
+    /// Experiment name.
+    pub experiment: Option<String>,
+    /// Salt.
+    pub salt: Option<String>,
+    /// Bucket scheme.
+    pub scheme: Option<crate::types::BucketScheme>,
+    /// Subject source.
+    pub subject: Option<crate::types::SubjectSource>,
+    /// Requests without a subject.
+    pub anonymous: Option<crate::types::AnonymousRule>,
+    /// Empty-lane rule.
+    pub empty: Option<crate::types::EmptyLaneRule>,
+    /// Why; required for a raise of more than 20 points.
+    pub reason: String,
+    /// Needed for a raise of more than 20 points.
+    pub force: bool,
+}
+
+/// A policy as people see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyInfo {
+    /// The policy in force here.
+    pub policy: LanePolicy,
+    /// How many keys of 10,000 samples each lane gets.
+    pub shares: BTreeMap<Lane, u32>,
+}
+
+/// This sidecar.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Node id.
+    pub node: NodeId,
+    /// Mesh.
+    pub mesh: String,
+    /// Program version.
+    pub version: String,
+    /// Generation.
+    pub generation: u64,
+    /// Incarnation.
+    pub incarnation: u16,
+    /// Advertised gossip address.
+    pub gossip: SocketAddr,
+    /// Bound proxy address.
+    pub proxy: SocketAddr,
+    /// Bound dedicated ports.
+    pub ports: BTreeMap<ServiceName, SocketAddr>,
+    /// Bound admin address.
+    pub admin: SocketAddr,
+    /// Where the write token is; readable by the owner only.
+    pub token_file: String,
+    /// Process id.
+    pub pid: u32,
+    /// Members alive, this one included.
+    pub members: usize,
+    /// Open peer connections.
+    pub connections: usize,
+    /// Settled digest.
+    pub digest: String,
+    /// Snapshot version.
+    pub snapshot: u64,
+    /// What readiness waits for; empty when ready.
+    pub waiting_for: Vec<String>,
+}
+
+/// Why an order was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// The order breaks a rule; says which, and the cure.
+    #[error("{0}")]
+    Refused(String),
+    /// There is no such thing here.
+    #[error("{0}")]
+    NotFound(String),
+    /// The agent is gone or too slow.
+    #[error("the agent does not answer")]
+    Unavailable,
+}
+
+/// One question or order, with the way back.
+pub(super) enum Ask {
+    Members(oneshot::Sender<Vec<MemberInfo>>),
+    Instances(oneshot::Sender<Vec<InstanceInfo>>),
+    Info(oneshot::Sender<NodeInfo>),
+    Policies(oneshot::Sender<Vec<PolicyInfo>>),
+    SetInstance(InstanceId, InstanceChange, oneshot::Sender<Result<InstanceRecord, CommandError>>),
+    Register(NewInstance, oneshot::Sender<Result<InstanceRecord, CommandError>>),
+    Deregister(InstanceId, oneshot::Sender<Result<(), CommandError>>),
+    Drain { ids: Vec<InstanceId>, by: String, reason: String, min_ready: Option<u32>, back: oneshot::Sender<Result<Vec<InstanceId>, CommandError>> },
+    Undrain { ids: Vec<InstanceId>, back: oneshot::Sender<Result<Vec<InstanceId>, CommandError>> },
+    SetPolicy(ServiceName, PolicyChange, oneshot::Sender<Result<LanePolicy, CommandError>>),
+    Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
+    Health(InstanceId, Health),
+    Leave(oneshot::Sender<()>),
+}
+
+/// The way to the agent; cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    pub(super) asks: mpsc::Sender<Ask>,
+    pub(super) snapshot: Arc<ArcSwap<Snapshot>>,
+}
+
+macro_rules! ask {
+    ($self:ident, |$back:ident| $ask:expr) => {{
+        let ($back, answer) = oneshot::channel();
+        $self.asks.send($ask).await.map_err(|_| CommandError::Unavailable)?;
+        answer.await.map_err(|_| CommandError::Unavailable)
+    }};
+}
+
+impl Handle {
+    /// The routing view in force.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// The place where it is replaced; data-path threads read it.
+    pub fn snapshots(&self) -> Arc<ArcSwap<Snapshot>> {
+        self.snapshot.clone()
+    }
+
+    /// Members, by node id.
+    pub async fn members(&self) -> Result<Vec<MemberInfo>, CommandError> {
+        ask!(self, |back| Ask::Members(back))
+    }
+
+    /// Instances, by service and id.
+    pub async fn instances(&self) -> Result<Vec<InstanceInfo>, CommandError> {
+        ask!(self, |back| Ask::Instances(back))
+    }
+
+    /// This sidecar.
+    pub async fn info(&self) -> Result<NodeInfo, CommandError> {
+        ask!(self, |back| Ask::Info(back))
+    }
+
+    /// Policies, by service.
+    pub async fn policies(&self) -> Result<Vec<PolicyInfo>, CommandError> {
+        ask!(self, |back| Ask::Policies(back))
+    }
+
+    /// Changes an instance of this sidecar.
+    pub async fn set_instance(&self, id: InstanceId, change: InstanceChange) -> Result<InstanceRecord, CommandError> {
+        ask!(self, |back| Ask::SetInstance(id, change, back))?
+    }
+
+    /// Announces a further instance.
+    pub async fn register(&self, new: NewInstance) -> Result<InstanceRecord, CommandError> {
+        ask!(self, |back| Ask::Register(new, back))?
+    }
+
+    /// Withdraws an instance of this sidecar.
+    pub async fn deregister(&self, id: InstanceId) -> Result<(), CommandError> {
+        ask!(self, |back| Ask::Deregister(id, back))?
+    }
+
+    /// Takes instances of this sidecar out of rotation (all when `ids` is empty); refused when fewer than `min_ready`
+    /// other candidates would be left in a lane.
+    pub async fn drain(
+        &self,
+        ids: Vec<InstanceId>,
+        by: String,
+        reason: String,
+        min_ready: Option<u32>,
+    ) -> Result<Vec<InstanceId>, CommandError> {
+        ask!(self, |back| Ask::Drain { ids, by, reason, min_ready, back })?
+    }
+
+    /// Puts them back.
+    pub async fn undrain(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, CommandError> {
+        ask!(self, |back| Ask::Undrain { ids, back })?
+    }
+
+    /// Changes a service's policy, mesh-wide.
+    pub async fn set_policy(&self, service: ServiceName, change: PolicyChange) -> Result<LanePolicy, CommandError> {
+        ask!(self, |back| Ask::SetPolicy(service, change, back))?
+    }
+
+    /// Everybody to stable, at once, mesh-wide.
+    pub async fn rollback(&self, service: ServiceName, reason: String) -> Result<LanePolicy, CommandError> {
+        ask!(self, |back| Ask::Rollback(service, reason, back))?
+    }
+
+    /// A check changed an instance's health.
+    pub async fn health(&self, id: InstanceId, health: Health) -> Result<(), CommandError> {
+        self.asks.send(Ask::Health(id, health)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// Says goodbye to the mesh; returns when peers were told.
+    pub async fn leave(&self) -> Result<(), CommandError> {
+        ask!(self, |back| Ask::Leave(back))
+    }
+}

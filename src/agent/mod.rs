@@ -1,0 +1,7 @@
+//! Floor 5: the one task that owns `Node`, and the handle through which everybody else asks it.
+
+mod handle;
+
+pub use handle::{
+    CommandError, Handle, InstanceChange, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyChange, PolicyInfo,
+};

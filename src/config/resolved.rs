@@ -1,0 +1,227 @@
+//! What the configuration means, with nothing left to check.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+
+use crate::types::{
+    Env, InstanceId, Lane, MeshName, NodeId, Protocol, Region, ServiceName, SubjectSource, VersionName, Zone,
+};
+
+/// Everything a sidecar is told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Node id; `None` takes it from the certificate.
+    pub node: Option<NodeId>,
+    /// Mesh; `None` takes it from the certificate.
+    pub mesh: Option<MeshName>,
+    /// Where generation, known peers and the write token are kept.
+    pub data_dir: PathBuf,
+    /// Certificate files.
+    pub identity: Identity,
+    /// Mesh side.
+    pub gossip: Gossip,
+    /// Application side.
+    pub proxy: Proxy,
+    /// Admin API.
+    pub admin: Admin,
+    /// Where this sidecar stands.
+    pub env: Env,
+    /// Region.
+    pub region: Region,
+    /// Zone.
+    pub zone: Zone,
+    /// Instances that this sidecar announces.
+    pub instances: Vec<Instance>,
+    /// Per-service rules of this sidecar.
+    pub services: BTreeMap<ServiceName, ServiceRule>,
+    /// Log level or filter (`info`, `lanemesh=debug`).
+    pub log_filter: String,
+    /// Log format.
+    pub log_format: LogFormat,
+    /// Access log.
+    pub access_log: AccessLog,
+    /// How it ends.
+    pub shutdown: Shutdown,
+}
+
+/// Certificate files (PEM).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// This node's certificate.
+    pub certificate: PathBuf,
+    /// Its private key (PKCS #8).
+    pub key: PathBuf,
+    /// Trusted authorities.
+    pub ca: PathBuf,
+}
+
+/// Timer profile.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Round trips of a few milliseconds.
+    #[default]
+    Lan,
+    /// Round trips up to some hundred milliseconds.
+    Wan,
+}
+
+/// Mesh side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gossip {
+    /// UDP address to bind; port 0 lets the system choose.
+    pub bind: SocketAddr,
+    /// Address that peers use; `None` takes the bound one, which must then not be unspecified.
+    pub advertise: Option<SocketAddr>,
+    /// `host:port`, re-resolved while any does not answer.
+    pub seeds: Vec<String>,
+    /// Timers.
+    pub profile: Profile,
+}
+
+/// Application side.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Proxy {
+    /// TCP address to bind.
+    pub bind: SocketAddr,
+    /// Dedicated ports: everything that comes in there is for one service.
+    pub ports: BTreeMap<ServiceName, SocketAddr>,
+    /// Data-path threads.
+    pub workers: usize,
+    /// Adds `x-lanemesh-*` response headers that tell the decision.
+    pub expose_decision: bool,
+    /// Header that may name a lane explicitly (lower case).
+    pub lane_header: String,
+    /// Largest request head, bytes.
+    pub max_head_bytes: usize,
+    /// Most request headers.
+    pub max_headers: usize,
+    /// Most client connections.
+    pub max_connections: usize,
+    /// Most retries after something was sent.
+    pub max_retries: u8,
+    /// Time limits.
+    pub timeouts: Timeouts,
+    /// Default subject of every service.
+    pub subject: SubjectSource,
+}
+
+/// Time limits of the data path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// To connect to an instance.
+    pub connect: Duration,
+    /// One try, up to the response head.
+    pub per_try: Duration,
+    /// All tries, up to the response head.
+    pub total: Duration,
+    /// Silence on a body or a kept-open client connection.
+    pub idle: Duration,
+    /// A pooled connection to an instance.
+    pub pool_idle: Duration,
+    /// A request head, from its first byte.
+    pub head: Duration,
+}
+
+/// This sidecar's rule for one service.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ServiceRule {
+    /// Subject; `None` takes the policy's, then the default.
+    pub subject: Option<SubjectSource>,
+    /// What is hashed on the ring; `None` takes the subject.
+    pub route_key: Option<SubjectSource>,
+    /// A request id is refused as a subject unless this is set.
+    pub request_id_as_subject: bool,
+}
+
+/// Admin API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admin {
+    /// TCP address to bind; loopback unless `allow_remote`.
+    pub bind: SocketAddr,
+    /// Binding to other than loopback was asked for by name.
+    pub allow_remote: bool,
+}
+
+/// How an instance's application is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What is asked.
+    pub kind: CheckKind,
+    /// From start to start.
+    pub interval: Duration,
+    /// Per check.
+    pub timeout: Duration,
+    /// Successes in a row until passing.
+    pub rise: u8,
+    /// Failures in a row until critical.
+    pub fall: u8,
+}
+
+/// What a check asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CheckKind {
+    /// Nothing: always passing.
+    None,
+    /// That a connection is accepted.
+    Tcp,
+    /// That a GET of this path answers 200 to 399.
+    Http(String),
+}
+
+/// One instance that this sidecar announces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// Defaults to the node id (first instance).
+    pub id: Option<InstanceId>,
+    /// Service.
+    pub service: ServiceName,
+    /// Where others reach the application; `None` takes the advertised IP address.
+    pub host: Option<String>,
+    /// Its port.
+    pub port: u16,
+    /// What it speaks.
+    pub protocol: Protocol,
+    /// Version.
+    pub version: VersionName,
+    /// Lane.
+    pub lane: Lane,
+    /// Weight.
+    pub weight: u16,
+    /// Labels.
+    pub tags: BTreeMap<String, String>,
+    /// Requests a second it can serve.
+    pub capacity: Option<u32>,
+    /// Its health check.
+    pub check: Check,
+}
+
+/// Log format.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// Access log.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AccessLog {
+    /// Share of requests logged, 0.0 to 1.0; errors are always logged.
+    pub sample: f64,
+    /// Format.
+    pub format: LogFormat,
+    /// Log a hash in place of the subject.
+    pub hash_subject: bool,
+    /// File to append to; `None` is standard output.
+    pub path: Option<PathBuf>,
+}
+
+/// How the sidecar ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shutdown {
+    /// After the drain was announced, before anything stops.
+    pub spread: Duration,
+    /// For requests in flight.
+    pub limit: Duration,
+}

@@ -1,0 +1,19 @@
+//! Floor 0: the words of the product. Ids that parse once, time as a value, and the plain data of the mesh.
+//!
+//! Invariant: whatever exists as one of these types is valid; nothing inside checks it again.
+//! Not here: merging (`catalog`), encoding (`wire`), deciding (`lanes`, `routing`).
+
+mod id;
+mod policy;
+mod record;
+mod time;
+mod trust;
+
+pub use id::{Env, InstanceId, Lane, MeshName, NameError, NodeId, Region, ServiceName, VersionName, Zone};
+pub use policy::{
+    AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, LanePolicy, LaneRule, PolicyFault, PolicyVersion,
+    SubjectPart, SubjectSource,
+};
+pub use record::{Drain, Health, InstanceRecord, MemberState, Protocol, RecordFault, MAX_RECORD_BYTES, MAX_WEIGHT, NORMAL_WEIGHT};
+pub use time::{Mono, Wall};
+pub use trust::{CertFacts, PublicKey, Signature, Trust, TrustError};
