@@ -9,8 +9,8 @@ mod resolve;
 mod resolved;
 
 pub use reference::reference;
-pub use resolve::{parse_duration, resolve, Fault, Overrides, Source};
+pub use resolve::{Fault, Overrides, Source, parse_duration, resolve};
 pub use resolved::{
-    AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LogFormat, Profile, Proxy, ServiceRule, Shutdown,
-    Timeouts,
+    AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LogFormat, Profile, Proxy, ServiceRule,
+    Shutdown, Timeouts,
 };

@@ -37,7 +37,12 @@ pub struct Fault {
 pub type Overrides = Vec<(String, String, Source)>;
 
 /// Resolves a file's text (empty for no file) and overrides; every fault at once.
-pub fn resolve(file_name: &str, text: &str, environment: &BTreeMap<String, String>, flags: &Overrides) -> Result<Config, Vec<Fault>> {
+pub fn resolve(
+    file_name: &str,
+    text: &str,
+    environment: &BTreeMap<String, String>,
+    flags: &Overrides,
+) -> Result<Config, Vec<Fault>> {
     todo!()
 }
 

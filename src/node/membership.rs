@@ -123,12 +123,26 @@ impl Membership {
     }
 
     /// A verified accusation, heard from `from` (or made by us). The statement is what is passed on.
-    pub fn accusation(&mut self, now: Mono, accusation: &Accusation, statement: &Statement, from: &NodeId, trust: &dyn Trust) {
+    pub fn accusation(
+        &mut self,
+        now: Mono,
+        accusation: &Accusation,
+        statement: &Statement,
+        from: &NodeId,
+        trust: &dyn Trust,
+    ) {
         todo!()
     }
 
     /// A peer's sync says that it holds this node dead.
-    pub fn held_dead_by_peer(&mut self, now: Mono, node: &NodeId, generation: u64, incarnation: u16, trust: &dyn Trust) {
+    pub fn held_dead_by_peer(
+        &mut self,
+        now: Mono,
+        node: &NodeId,
+        generation: u64,
+        incarnation: u16,
+        trust: &dyn Trust,
+    ) {
         todo!()
     }
 

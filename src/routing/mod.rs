@@ -12,7 +12,7 @@ mod table;
 
 pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Step};
 pub use cell::InstanceCell;
-pub use choose::{choose, Decision, Explanation, FallbackReason, Request, SkipReason, Skipped};
-pub use ring::{key_hash, Ring, POINTS_AT_NORMAL_WEIGHT};
+pub use choose::{Decision, Explanation, FallbackReason, Request, SkipReason, Skipped, choose};
+pub use ring::{POINTS_AT_NORMAL_WEIGHT, Ring, key_hash};
 pub use snapshot::{Builder, Exclusion, InstanceEntry, Locality, ServiceView, Snapshot};
 pub use table::{Candidate, CandidateTable};

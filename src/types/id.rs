@@ -14,7 +14,8 @@ pub struct NameError {
 }
 
 const RULE: &str = "1 to 63 characters of a-z, 0-9, `-`, `_` and `.`, starting with a letter or digit";
-const RULE_ANY_CASE: &str = "1 to 63 characters of A-Z, a-z, 0-9, `-`, `_`, `.` and `+`, starting with a letter or digit";
+const RULE_ANY_CASE: &str =
+    "1 to 63 characters of A-Z, a-z, 0-9, `-`, `_`, `.` and `+`, starting with a letter or digit";
 
 fn parse(kind: &'static str, text: &str, upper: bool) -> Result<Arc<str>, NameError> {
     let letter = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || (upper && c.is_ascii_uppercase());

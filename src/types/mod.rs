@@ -11,9 +11,11 @@ mod trust;
 
 pub use id::{Env, InstanceId, Lane, MeshName, NameError, NodeId, Region, ServiceName, VersionName, Zone};
 pub use policy::{
-    AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, LanePolicy, LaneRule, PolicyFault, PolicyVersion,
-    SubjectPart, SubjectSource,
+    AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, LanePolicy, LaneRule, PolicyFault,
+    PolicyVersion, SubjectPart, SubjectSource,
 };
-pub use record::{Drain, Health, InstanceRecord, MemberState, Protocol, RecordFault, MAX_RECORD_BYTES, MAX_WEIGHT, NORMAL_WEIGHT};
+pub use record::{
+    Drain, Health, InstanceRecord, MAX_RECORD_BYTES, MAX_WEIGHT, MemberState, NORMAL_WEIGHT, Protocol, RecordFault,
+};
 pub use time::{Mono, Wall};
 pub use trust::{CertFacts, PublicKey, Signature, Trust, TrustError};

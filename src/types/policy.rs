@@ -165,7 +165,8 @@ pub enum PolicyFault {
 impl LanePolicy {
     /// Checks ranges and limits.
     pub fn check(&self) -> Result<(), PolicyFault> {
-        let limit = |what, is: usize, most| if is > most { Err(PolicyFault::TooMany { what, is, most }) } else { Ok(()) };
+        let limit =
+            |what, is: usize, most| if is > most { Err(PolicyFault::TooMany { what, is, most }) } else { Ok(()) };
         limit("lanes of one policy", self.lanes.len(), 16)?;
         limit("bytes of the experiment's name", self.experiment.len(), 64)?;
         limit("bytes of the salt", self.salt.len(), 64)?;

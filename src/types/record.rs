@@ -116,7 +116,9 @@ pub enum RecordFault {
     #[error("the record is {0} bytes, at most 8192 are carried: shorten its tags")]
     TooLarge(usize),
     /// Not listed in the owner's certificate.
-    #[error("the certificate of node `{node}` does not list service `{service}`: issue one with `lanemesh ca issue --node {node} --service {service}`")]
+    #[error(
+        "the certificate of node `{node}` does not list service `{service}`: issue one with `lanemesh ca issue --node {node} --service {service}`"
+    )]
     NotAuthorised {
         /// The owner.
         node: NodeId,
@@ -151,7 +153,11 @@ impl InstanceRecord {
 
     /// `host:port`, IPv6 in brackets.
     pub fn authority(&self) -> String {
-        if self.host.contains(':') { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use serde::{de::DeserializeOwned, Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Kind, Statement};
 use crate::types::{InstanceRecord, LanePolicy, NodeId};

@@ -68,7 +68,14 @@ impl std::fmt::Debug for Statement {
 
 impl Statement {
     /// Signs a body with this node's key.
-    pub fn sign(trust: &dyn Trust, signer: &NodeId, key: KeyId, kind: Kind, body: Vec<u8>, with_certificate: bool) -> Self {
+    pub fn sign(
+        trust: &dyn Trust,
+        signer: &NodeId,
+        key: KeyId,
+        kind: Kind,
+        body: Vec<u8>,
+        with_certificate: bool,
+    ) -> Self {
         let signature = trust.sign(&Self::message(kind as u8, &body));
         let certificate = with_certificate.then(|| Bytes::copy_from_slice(trust.own_certificate()));
         Self { kind: kind as u8, signer: signer.clone(), key, signature, certificate, body: body.into() }
@@ -90,7 +97,7 @@ impl Statement {
 }
 
 mod signature {
-    use serde::{de::Error, Deserialize, Deserializer, Serializer};
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub fn serialize<S: Serializer>(value: &[u8; 64], s: S) -> Result<S::Ok, S::Error> {
         s.serialize_bytes(value)
