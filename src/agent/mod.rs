@@ -2,6 +2,6 @@
 
 mod handle;
 
-pub use handle::{
-    CommandError, Handle, InstanceChange, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyChange, PolicyInfo,
-};
+pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo};
+
+pub use crate::{lanes::PolicyChange, node::InstanceChange};

@@ -146,6 +146,11 @@ impl Membership {
         todo!()
     }
 
+    /// Something else than gossip shows that this node's network works.
+    pub fn control(&mut self, now: Mono) {
+        todo!()
+    }
+
     /// The port of a UDP probe refused.
     pub fn refused(&mut self, now: Mono, token: u64, trust: &dyn Trust) {
         todo!()
