@@ -175,6 +175,7 @@ pub(super) enum Ask {
     SetPolicy(ServiceName, PolicyChange, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
+    Shutdown,
     Leave(oneshot::Sender<()>),
 }
 
@@ -269,6 +270,11 @@ impl Handle {
     /// A check changed an instance's health.
     pub async fn health(&self, id: InstanceId, health: Health) -> Result<(), CommandError> {
         self.asks.send(Ask::Health(id, health)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// Takes everything out of rotation because the process ends; not kept over a restart.
+    pub async fn shutting_down(&self) -> Result<(), CommandError> {
+        self.asks.send(Ask::Shutdown).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// Says goodbye to the mesh; returns when peers were told.
