@@ -113,7 +113,8 @@ impl View {
         let held = self.held(now, &record, owner);
         // A view from disk counts until its owner is heard of or found dead.
         let stale = member.stale && matches!(owner, MemberState::Alive | MemberState::Doubtful);
-        Some(Candidate { record, owner, stale, held })
+        let _ = held;
+        Some(Candidate { record, owner, stale })
     }
 
     /// Whether the return of an instance is held back because it flaps.
