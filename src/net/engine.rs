@@ -218,6 +218,12 @@ impl Engine {
         });
     }
 
+    /// Whether no UDP probe is under way.
+    #[cfg(test)]
+    pub(super) fn probes_idle(&self) -> bool {
+        self.probe_slots.available_permits() == self.limits.probes
+    }
+
     /// See [`Net::renew`](super::Net::renew).
     pub(super) fn renew(&self, identity: Arc<Identity>) -> Result<(), NetFault> {
         let (old, new) = (self.tls().identity.clone(), identity.facts().clone());
