@@ -3,4 +3,4 @@
 
 mod membership;
 
-pub use membership::{Action, Membership, MembershipConfig};
+pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig};

@@ -137,6 +137,8 @@ pub mod fake {
         assert!(trust.verify(&facts.key, b"hello", &signature));
         assert!(!trust.verify(&facts.key, b"hallo", &signature));
         assert!(!trust.verify(&FakeTrust::key(&b), b"hello", &signature));
-        assert!(FakeTrust::with_services(&b, "other", &[]).check_certificate(trust.own_certificate(), Wall(0)).is_err());
+        assert!(
+            FakeTrust::with_services(&b, "other", &[]).check_certificate(trust.own_certificate(), Wall(0)).is_err()
+        );
     }
 }
