@@ -77,3 +77,23 @@ pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>,
 /// A [`Decision`] in words, for `route`, the access log and response headers. Made from the decision, never decided anew.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {}
+
+#[allow(unused_variables)]
+impl Explanation {
+    /// Placeholder.
+    pub fn of(
+        snapshot: &Snapshot,
+        service: &ServiceView,
+        request: &Request<'_>,
+        decision: &Decision,
+        now: Mono,
+    ) -> Self {
+        todo!()
+    }
+}
+
+impl std::fmt::Display for Explanation {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        todo!()
+    }
+}

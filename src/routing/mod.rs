@@ -13,6 +13,6 @@ mod table;
 pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Step};
 pub use cell::InstanceCell;
 pub use choose::{Decision, Explanation, FallbackReason, Request, SkipReason, Skipped, choose};
-pub use ring::{POINTS_AT_NORMAL_WEIGHT, Ring, key_hash};
+pub use ring::{POINTS_AT_NORMAL_WEIGHT, Ring, RingReport, key_hash};
 pub use snapshot::{Builder, Exclusion, InstanceEntry, Locality, ServiceView, Snapshot};
 pub use table::{Candidate, CandidateTable};

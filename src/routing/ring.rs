@@ -10,3 +10,21 @@ pub fn key_hash(key: &[u8]) -> u64 {
 
 /// Sorted points with an index on their top bits.
 pub struct Ring {}
+
+/// Placeholder.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub struct RingReport {}
+
+#[allow(unused_variables)]
+impl RingReport {
+    /// Placeholder.
+    pub fn of(service: &super::ServiceView) -> Self {
+        todo!()
+    }
+}
+
+impl std::fmt::Display for RingReport {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        todo!()
+    }
+}
