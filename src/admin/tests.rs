@@ -1,0 +1,1 @@
+//! The API on a real listener.
