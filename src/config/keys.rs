@@ -1,0 +1,232 @@
+//! Every key, once: where it stands, what it takes, its default, its meaning. Checks, defaults, environment names and the
+//! printed reference come from this table.
+
+use std::time::Duration;
+
+/// Environment variables of the configuration begin with this.
+pub const ENVIRONMENT_PREFIX: &str = "LANEMESH_";
+
+/// Variables with the prefix that are not keys: the command line and the tests read them, the configuration leaves them alone.
+pub const RESERVED_ENVIRONMENT: &[&str] = &[
+    "LANEMESH_CONFIG",
+    "LANEMESH_ADMIN",
+    "LANEMESH_TOKEN",
+    "LANEMESH_TOKEN_FILE",
+    "LANEMESH_JSON",
+    "LANEMESH_NO_SKIP",
+];
+
+/// Most instances that one sidecar announces.
+pub const MAX_INSTANCES: usize = 10_000;
+
+/// Most services that one sidecar has rules for.
+pub const MAX_SERVICES: usize = 10_000;
+
+/// One key of the configuration.
+pub(super) struct Key {
+    /// Section it stands in: empty at the top, `service` for every `[service.NAME]`, `instance` for every `[[instance]]`.
+    pub(super) section: &'static str,
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) absent: Absent,
+    /// For people; paragraphs are wrapped where printed.
+    pub(super) about: &'static str,
+}
+
+/// What a key takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    /// A name of the mesh (node, lane, ...); its type checks it.
+    Name,
+    Text,
+    Path,
+    Flag,
+    /// Inclusive range.
+    Whole(u64, u64),
+    /// 0.0 to 1.0.
+    Share,
+    /// Inclusive range.
+    Span(Duration, Duration),
+    /// `IP:port`.
+    Address,
+    Choice(&'static [&'static str]),
+    /// Several texts.
+    Texts,
+    /// A table of texts; in the environment `a=b,c=d`.
+    Table,
+}
+
+/// What holds when a key is not given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Absent {
+    /// This, written as in an environment variable.
+    Is(&'static str),
+    /// Nothing fixed: an example, and what then holds.
+    Unset(&'static str, &'static str),
+    /// It has to be given: an example.
+    Needed(&'static str),
+}
+
+impl Key {
+    /// Dotted key with `NAME` or `N` where the file has a name or a number.
+    pub(super) fn dotted(&self) -> String {
+        match self.section {
+            "" => self.name.to_owned(),
+            "service" => format!("service.NAME.{}", self.name),
+            "instance" => format!("instance.N.{}", self.name),
+            section => format!("{section}.{}", self.name),
+        }
+    }
+}
+
+/// The key of this name in this section.
+pub(super) fn find(section: &str, name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.section == section && key.name == name)
+}
+
+/// Sections in the order of the reference, with what each is for.
+pub(super) const SECTIONS: &[(&str, &str)] = &[
+    ("", "Who and where this sidecar is."),
+    ("identity", "Certificate files (PEM), as `lanemesh ca issue` writes them."),
+    ("gossip", "The mesh side: QUIC over UDP, between sidecars."),
+    ("proxy", "The application side: one loopback port for every service."),
+    ("proxy.timeouts", "Time limits of the data path."),
+    ("admin", "The admin API: health, readiness, metrics, and the API that the command line uses."),
+    ("log", "What the sidecar says about itself, on standard error."),
+    ("access_log", "One line per request."),
+    ("shutdown", "What happens between SIGTERM and exit."),
+    ("service", "This sidecar's rules for one service; one section per service: [service.orders], [service.pay], ..."),
+    ("instance", "One block per instance that this sidecar announces. None: a pure client of the mesh."),
+];
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+macro_rules! keys {
+    ($($section:literal: { $($name:literal $kind:expr, $default:expr, $about:literal;)* })*) => {
+        &[$($(Key { section: $section, name: $name, kind: $kind, absent: $default, about: $about },)*)*]
+    };
+}
+
+use Absent::{Is, Needed, Unset};
+use Kind::{Address, Choice, Flag, Name, Path, Share, Span, Table, Text, Texts, Whole};
+
+pub(super) const KEYS: &[Key] = keys! {
+    "": {
+        "node" Name, Unset("orders-1", "the name in the certificate"),
+            "Node id, stable over restarts (a pod's name, say). Must be the name in the certificate.";
+        "mesh" Name, Unset("demo", "the mesh in the certificate"),
+            "Mesh name. Sidecars of other meshes are refused inside the handshake.";
+        "data_dir" Path, Is("./lanemesh-data"),
+            "Directory for the generation, known peers and the write token; made when absent. Relative paths, here and below, \
+             start at the working directory.";
+        "env" Name, Is("default"),
+            "Environment of this sidecar's instances and requests. Requests never cross it.";
+        "region" Name, Is("default"), "Region of this sidecar's instances.";
+        "zone" Name, Is("default"), "Availability zone of this sidecar's instances.";
+    }
+    "identity": {
+        "certificate" Path, Is("identity/node.pem"), "This node's certificate.";
+        "key" Path, Is("identity/node.key"), "Its private key (PKCS #8); should be readable by its owner only.";
+        "ca" Path, Is("identity/ca.pem"), "Authorities whose certificates are trusted.";
+    }
+    "gossip": {
+        "bind" Address, Is("0.0.0.0:7946"), "UDP address to bind; port 0 lets the system choose.";
+        "advertise" Address, Unset("10.0.0.5:7946", "the bound address"),
+            "Address that peers use. Needed behind address translation, and on a host with several networks; port 0 here means \
+             the bound port.";
+        "seeds" Texts, Is(""),
+            "`host:port` of any members, in any order, this one too. Names are resolved again while a seed does not answer, and \
+             a seed that is not a member is tried for as long as the sidecar lives. Empty: the first of its mesh, or found by \
+             others.";
+        "profile" Choice(&["lan", "wan"]), Is("lan"),
+            "Timers: `lan` for round trips of a few milliseconds, `wan` for some hundred.";
+    }
+    "proxy": {
+        "bind" Address, Is("127.0.0.1:15001"),
+            "TCP address where applications send requests for any service: by `Host`, or as `http_proxy`. Anybody who reaches \
+             it reaches the mesh, so keep it on loopback.";
+        "ports" Table, Unset("{ orders = \"127.0.0.1:18001\" }", "no dedicated port"),
+            "Dedicated ports: all that comes in there is for one service.";
+        "workers" Whole(0, 1024), Is("0"), "Data-path threads. 0: one per core, at most 2.";
+        "expose_decision" Flag, Is("false"),
+            "Adds `x-lanemesh-*` response headers that tell instance, version, lane and reason.";
+        "lane_header" Text, Is("x-lane"),
+            "Header in which an allow-listed subject may name a lane. It is taken off everybody else's requests.";
+        "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431.";
+        "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
+        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones wait or are closed.";
+        "max_retries" Whole(0, 10), Is("2"),
+            "Most retries of a safe request after something of it was sent. Refused connections do not count: nothing was sent.";
+        "subject" Texts, Is("header:x-user-id"),
+            "Who a request is from: `header:NAME` or `cookie:NAME`; several are joined and must all be present. A service's own \
+             rule and its policy come first.";
+    }
+    "proxy.timeouts": {
+        "connect" Span(ms(10), s(60)), Unset("1s", "1s, or per_try where that is shorter"), "To connect to an instance. At most per_try.";
+        "per_try" Span(ms(10), s(3_600)), Unset("5s", "a third of total, at most 5s"),
+            "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
+        "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
+        "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
+        "pool_idle" Span(ms(0), s(3_600)), Is("3s"),
+            "How long an unused connection to an instance is kept. Applications close idle connections too (many after 5s), and \
+             a request that meets the close has to be sent again: stay below theirs.";
+        "head" Span(ms(100), s(600)), Is("10s"), "A request head, from its first byte to its last.";
+    }
+    "admin": {
+        "bind" Address, Is("127.0.0.1:15000"), "TCP address to bind. Other than loopback is refused unless allow_remote is true.";
+        "allow_remote" Flag, Is("false"),
+            "Allows `bind` to other than loopback. Reads are then open to whoever reaches it; writes still need the token.";
+    }
+    "log": {
+        "filter" Text, Is("info"),
+            "Level (off, error, warn, info, debug, trace), also per module: `info,lanemesh::proxy=debug`.";
+        "format" Choice(&["text", "json"]), Is("text"), "For people or for programs.";
+    }
+    "access_log": {
+        "sample" Share, Is("0.0"),
+            "Share of requests logged, 0.0 to 1.0 or \"5%\". Errors are always logged; 0.0 logs nothing else.";
+        "format" Choice(&["text", "json"]), Is("json"), "For people or for programs.";
+        "hash_subject" Flag, Is("false"), "Logs a hash in place of the subject.";
+        "path" Path, Unset("/var/log/lanemesh/access.log", "standard output"), "File to append to.";
+    }
+    "shutdown": {
+        "spread" Span(ms(0), s(60)), Is("500ms"),
+            "From the announced drain to the first thing that stops, so that every peer has heard of it.";
+        "limit" Span(ms(0), s(3_600)), Is("25s"),
+            "For requests in flight; what is left is then cut. With spread it should stay below what the supervisor allows \
+             (Kubernetes: 30s).";
+    }
+    "service": {
+        "subject" Texts, Unset("[\"header:x-tenant\", \"cookie:uid\"]", "the policy's, else proxy.subject"),
+            "Who a request to this service is from.";
+        "route_key" Texts, Unset("[\"header:x-cart-id\"]", "the subject"), "What is hashed on the ring to choose the instance.";
+        "request_id_as_subject" Flag, Is("false"),
+            "Allows a request id as subject, which gives every request its own lane: for batch and load-test traffic.";
+    }
+    "instance": {
+        "id" Name, Unset("orders-1", "the node id, for the first instance"),
+            "Instance id, stable over restarts. Its place on the ring comes from this alone.";
+        "service" Name, Needed("orders"), "The service it serves; the certificate must list it.";
+        "host" Text, Unset("10.0.0.5", "the advertised IP address"), "Where other sidecars reach the application.";
+        "port" Whole(1, 65_535), Needed("8080"), "Its TCP port.";
+        "protocol" Choice(&["http1", "h2c", "grpc", "tcp"]), Is("http1"), "What it speaks.";
+        "version" Name, Is("unknown"), "Version of the application.";
+        "lane" Name, Is("stable"), "Lane that it serves.";
+        "weight" Whole(0, 1_600), Is("100"), "Share of keys: 100 is normal, 0 takes no new traffic.";
+        "tags" Table, Unset("{ rack = \"a7\" }", "none"), "Free labels; a record with all its tags has at most 8192 bytes.";
+        "capacity" Whole(1, 4_294_967_295), Unset("500", "not announced"), "Requests a second that it can serve.";
+        "check" Text, Is("tcp"),
+            "Health check of the application: `http:/path` (GET answers 200 to 399), `tcp` (a connection is accepted) or \
+             `none` (always passing). An instance takes traffic only after it passed.";
+        "check_interval" Span(ms(100), s(3_600)), Is("1s"), "From the start of one check to the start of the next.";
+        "check_timeout" Span(ms(10), s(600)), Unset("500ms", "500ms, or check_interval where that is shorter"),
+            "Per check. At most check_interval.";
+        "rise" Whole(1, 100), Is("2"), "Passed checks in a row until it takes traffic.";
+        "fall" Whole(1, 100), Is("2"), "Failed checks in a row until it takes none.";
+    }
+};

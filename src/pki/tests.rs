@@ -1,0 +1,1 @@
+//! Tests of the floor as its users see it.
