@@ -196,7 +196,8 @@ fn known<'a>(snapshot: &'a Snapshot, service: &str) -> Result<&'a ServiceView, P
         let shown: String = service.chars().filter(|c| !c.is_control()).take(80).collect();
         let names: Vec<&str> = snapshot.services().map(|view| view.name.as_str()).collect();
         let known = match names.len() {
-            0 => "no service is known here yet: is the sidecar ready (`/ready`), has it joined (`lanemesh members`)?".into(),
+            0 => "no service is known here yet: is the sidecar ready (`/ready`), has it joined (`lanemesh members`)?"
+                .into(),
             count => {
                 let more = if count > MOST_NAMES { format!(" and {} more", count - MOST_NAMES) } else { String::new() };
                 format!("known services: {}{more}", names[..count.min(MOST_NAMES)].join(", "))

@@ -28,7 +28,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Order<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let announced =
+            request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if announced.is_some_and(|bytes: u64| bytes > MAX_BODY as u64) {
             return Err(too_large());
         }
@@ -38,9 +39,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Order<T> {
             Err(_) => return Err(Problem::new(StatusCode::BAD_REQUEST, "the body ended early")),
         };
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        serde_json::from_slice(text)
-            .map(Self)
-            .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("the body is not what this order takes: {error}")))
+        serde_json::from_slice(text).map(Self).map_err(|error| {
+            Problem::new(StatusCode::BAD_REQUEST, format!("the body is not what this order takes: {error}"))
+        })
     }
 }
 

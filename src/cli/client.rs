@@ -40,23 +40,24 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Sidecar {
     /// Admin address of the sidecar [env: LANEMESH_ADMIN] [default: 127.0.0.1:15000]
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", env = ADMIN_VARIABLE, hide_env = true)]
     pub admin: Option<String>,
-    /// File with the write token [env: LANEMESH_TOKEN holds the token itself] [default: as the sidecar tells]
-    #[arg(long, value_name = "FILE")]
+    /// File with the write token [env: LANEMESH_TOKEN_FILE, or LANEMESH_TOKEN with the token itself] [default: as the sidecar
+    /// tells]
+    #[arg(long, value_name = "FILE", env = "LANEMESH_TOKEN_FILE", hide_env = true)]
     pub token_file: Option<PathBuf>,
 }
 
 impl Sidecar {
     /// A client for one command; its time starts now.
     pub fn client(&self) -> Result<Client, Failure> {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let address = self.admin.clone().or_else(|| variable(ADMIN_VARIABLE)).unwrap_or_else(|| DEFAULT_ADMIN.to_owned());
-        let token = match &self.token_file {
+        // A variable that is set but empty counts as not set.
+        let address = self.admin.as_deref().filter(|address| !address.is_empty()).unwrap_or(DEFAULT_ADMIN);
+        let token = match self.token_file.as_deref().filter(|file| !file.as_os_str().is_empty()) {
             Some(file) => Some(read_token(file)?),
-            None => variable(TOKEN_VARIABLE),
+            None => std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty()),
         };
-        Client::new(&address, token)
+        Client::new(address, token)
     }
 }
 
@@ -105,18 +106,34 @@ impl Client {
         self.exchange(method, path, Some(body), self.token.as_deref()).await
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>, token: Option<&str>) -> Result<Value, Failure> {
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        token: Option<&str>,
+    ) -> Result<Value, Failure> {
         match timeout_at(self.deadline, self.send(method, path, body, token)).await {
             Ok(answer) => answer,
             Err(_) => Err(Failure::new(
                 Exit::Unreachable,
-                format!("the sidecar at {} does not answer in time ({})", self.address, humantime::format_duration(COMMAND_DEADLINE)),
+                format!(
+                    "the sidecar at {} does not answer in time ({})",
+                    self.address,
+                    humantime::format_duration(COMMAND_DEADLINE)
+                ),
             )
             .cure("it is stopped, overloaded, or something else listens there: see its log")),
         }
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>, token: Option<&str>) -> Result<Value, Failure> {
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        token: Option<&str>,
+    ) -> Result<Value, Failure> {
         let stream = self.connect().await?;
         let broken = |error: hyper::Error| {
             Failure::new(Exit::Unreachable, format!("the sidecar at {} broke off: {error}", self.address))
@@ -132,7 +149,7 @@ impl Client {
         let request = request
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|error| Failure::new(Exit::Usage, format!("that can't be asked for: {error}")))?;
-        let exchange = async {
+        let exchange = async move {
             let response = sender.send_request(request).await.map_err(broken)?;
             let status = response.status();
             let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.map_err(|error| {
@@ -140,15 +157,9 @@ impl Client {
             })?;
             self.understand(status, &body.to_bytes())
         };
-        // The connection does the reading and writing; both end together, nothing is left running.
-        let (answer, _) = tokio::join!(
-            async {
-                let answer = exchange.await;
-                drop(sender);
-                answer
-            },
-            connection
-        );
+        // The connection does the reading and writing. It ends when the sender, owned by the exchange, is gone: nothing is
+        // left running.
+        let (answer, _) = tokio::join!(exchange, connection);
         answer
     }
 
@@ -164,7 +175,8 @@ impl Client {
 
     fn understand(&self, status: StatusCode, body: &[u8]) -> Result<Value, Failure> {
         let foreign = || {
-            let error = format!("what answers at {} is not a lanemesh admin API (status {})", self.address, status.as_u16());
+            let error =
+                format!("what answers at {} is not a lanemesh admin API (status {})", self.address, status.as_u16());
             Failure::new(Exit::Failed, error).cure("name the sidecar's admin port with --admin HOST:PORT")
         };
         if status.is_success() {

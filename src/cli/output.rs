@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn tables_are_aligned_and_without_trailing_blanks() {
-        let rows = vec![vec!["n1".into(), "alive".into(), String::new()], vec!["node-22".into(), "down".into(), "x".into()]];
+        let rows =
+            vec![vec!["n1".into(), "alive".into(), String::new()], vec!["node-22".into(), "down".into(), "x".into()]];
         assert_eq!(
             table(&["NAME", "STATE", "WHY"], rows, "none"),
             "NAME     STATE  WHY\nn1       alive  -\nnode-22  down   x\n"

@@ -1,7 +1,5 @@
 //! What people type for shares, lanes with lists, subjects and tags. Every error shows what would be right.
 
-use http::HeaderName;
-
 use crate::types::{BasisPoints, Lane, SubjectPart, SubjectSource};
 
 /// `5%`, `5.25%` or `525bp`: a share of all subjects in basis points, 0 to 10000. Integers only inside: nothing is rounded.
@@ -30,9 +28,15 @@ fn digits(text: &str) -> Option<u32> {
     plain.then(|| text.parse().ok())?
 }
 
+/// The lane that has a flag of its own.
+pub fn canary() -> Lane {
+    Lane::new("canary").expect("a valid lane")
+}
+
 /// `canary=5%`.
 pub fn lane_share(text: &str) -> Result<(Lane, BasisPoints), String> {
-    let (lane, size) = text.split_once('=').ok_or_else(|| format!("`{text}`: write `LANE=SHARE`, as in `canary=5%`"))?;
+    let (lane, size) =
+        text.split_once('=').ok_or_else(|| format!("`{text}`: write `LANE=SHARE`, as in `canary=5%`"))?;
     Ok((Lane::new(lane).map_err(|error| error.to_string())?, share(size)?))
 }
 
@@ -49,17 +53,7 @@ pub fn lane_list(text: &str) -> Result<(Lane, Vec<String>), String> {
 
 /// `header:x-user-id`, `cookie:uid`, or several joined by commas.
 pub fn subject(text: &str) -> Result<SubjectSource, String> {
-    let part = |part: &str| match part.split_once(':') {
-        Some(("header", name)) => HeaderName::from_bytes(name.as_bytes())
-            .map(|name| SubjectPart::Header(name.as_str().to_owned()))
-            .map_err(|_| format!("`{name}` is not a header name")),
-        Some(("cookie", name)) if !name.is_empty() && name.bytes().all(|c| c.is_ascii_graphic() && !b"=;,\"".contains(&c)) => {
-            Ok(SubjectPart::Cookie(name.to_owned()))
-        }
-        Some(("cookie", name)) => Err(format!("`{name}` is not a cookie name")),
-        _ => Err(format!("`{part}`: write `header:NAME` or `cookie:NAME`, several joined by commas")),
-    };
-    Ok(SubjectSource { parts: text.split(',').map(part).collect::<Result<_, _>>()? })
+    crate::config::parse_subject(&text.split(',').collect::<Vec<_>>())
 }
 
 /// The other way round.
@@ -108,8 +102,26 @@ mod tests {
     #[test]
     fn what_is_no_share_says_what_would_be() {
         for text in [
-            "", "%", "bp", "5", "25", "5 %", "-5%", "+5%", "5.%", ".5%", "5.255%", "100.01%", "101%", "10001bp", "1.5bp", "1e2%",
-            "٥%", "99999999999%", "5%%", "NaN%",
+            "",
+            "%",
+            "bp",
+            "5",
+            "25",
+            "5 %",
+            "-5%",
+            "+5%",
+            "5.%",
+            ".5%",
+            "5.255%",
+            "100.01%",
+            "101%",
+            "10001bp",
+            "1.5bp",
+            "1e2%",
+            "٥%",
+            "99999999999%",
+            "5%%",
+            "NaN%",
         ] {
             let error = share(text).unwrap_err();
             assert!(error.contains("`5%`") && error.contains("525bp"), "{text}: {error}");
