@@ -15,19 +15,19 @@ use axum::{
 };
 use tokio::time::timeout;
 
-use super::{AdminState, Bound, HANDLER_DEADLINE, Peer, error::Problem};
+use super::{AdminState, Peer, Terms, error::Problem};
 
 /// Every request: address, host, origin, deadline, and headers that keep answers out of caches and foreign pages.
 pub(super) async fn everywhere(
-    State((state, bound)): State<(AdminState, Bound)>,
+    State((state, terms)): State<(AdminState, Terms)>,
     request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match admit(&state, bound, &request) {
+    let mut response = match admit(&state, terms.bound, &request) {
         Err(problem) => problem.into_response(),
-        Ok(()) => match timeout(HANDLER_DEADLINE, next.run(request)).await {
+        Ok(()) => match timeout(terms.deadline, next.run(request)).await {
             Ok(response) => response,
-            Err(_) => Problem::new(StatusCode::GATEWAY_TIMEOUT, "no answer from the agent within 4 s")
+            Err(_) => Problem::new(StatusCode::GATEWAY_TIMEOUT, "no answer in time")
                 .cure("the sidecar is overloaded or stuck: see its log and /metrics")
                 .into_response(),
         },
@@ -56,7 +56,7 @@ pub(super) async fn writes(State(state): State<AdminState>, request: Request, ne
     next.run(request).await
 }
 
-fn admit(state: &AdminState, Bound(bound): Bound, request: &Request) -> Result<(), Problem> {
+fn admit(state: &AdminState, bound: SocketAddr, request: &Request) -> Result<(), Problem> {
     let headers = request.headers();
     let host = named_host(request.uri(), headers)?;
     if !host_allowed(host, bound, state.allow_remote) {

@@ -20,7 +20,7 @@ mod write;
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
-    Router,
+    Extension, Router,
     http::{Method, StatusCode, Uri},
     middleware::from_fn_with_state,
     response::{IntoResponse, Response},
@@ -69,9 +69,14 @@ pub const HANDLER_DEADLINE: Duration = Duration::from_secs(4);
 /// Largest body of an order, bytes.
 pub const MAX_BODY: usize = 64 * 1024;
 
-/// The address that is served.
+/// How requests are served.
 #[derive(Clone, Copy)]
-struct Bound(SocketAddr);
+struct Terms {
+    /// The bound address.
+    bound: SocketAddr,
+    /// Until a request is answered.
+    deadline: Duration,
+}
 
 /// Where a request came from.
 #[derive(Clone, Copy)]
@@ -80,7 +85,12 @@ struct Peer(SocketAddr);
 /// Serves until `stop`; then finishes what is being answered, for at most a second. Dropping the future ends every connection
 /// at once.
 pub async fn serve(listener: TcpListener, state: AdminState, stop: CancellationToken) -> std::io::Result<()> {
-    let router = router(state, listener.local_addr()?);
+    let terms = Terms { bound: listener.local_addr()?, deadline: HANDLER_DEADLINE };
+    serve_router(listener, router(state, terms), stop).await;
+    Ok(())
+}
+
+async fn serve_router(listener: TcpListener, router: Router, stop: CancellationToken) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
@@ -106,7 +116,6 @@ pub async fn serve(listener: TcpListener, state: AdminState, stop: CancellationT
     }
     drop(listener);
     let _ = timeout(FAREWELL, async { while connections.join_next().await.is_some() {} }).await;
-    Ok(())
 }
 
 /// One client connection, until it ends, idles, or `stop`.
@@ -138,7 +147,7 @@ async fn connection(
 }
 
 /// All routes. A write is one only through `order`, which puts the token and the content type before it.
-fn router(state: AdminState, bound: SocketAddr) -> Router {
+fn router(state: AdminState, terms: Terms) -> Router {
     let order = |method: MethodRouter<AdminState, Infallible>| {
         method.route_layer(from_fn_with_state(state.clone(), guard::writes))
     };
@@ -165,7 +174,8 @@ fn router(state: AdminState, bound: SocketAddr) -> Router {
         .route("/v1/leave", order(post(write::leave)))
         .fallback(no_such_page)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state((state.clone(), Bound(bound)), guard::everywhere))
+        .layer(Extension(terms))
+        .layer(from_fn_with_state((state.clone(), terms), guard::everywhere))
         .with_state(state)
 }
 

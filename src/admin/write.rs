@@ -1,7 +1,9 @@
 //! Orders. Every handler here stands behind the token and the content type (`guard::writes`); the agent decides.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
 use axum::{
-    Json,
+    Extension, Json,
     extract::{FromRequest, Path, Request, State},
     http::{StatusCode, header},
 };
@@ -9,7 +11,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
 use super::{
-    AdminState, MAX_BODY,
+    AdminState, MAX_BODY, Terms,
     error::Problem,
     read::parsed,
     views::{DrainAnswer, DrainOrder, Nothing, RollbackOrder, UndrainOrder},
@@ -60,12 +62,31 @@ pub(super) async fn set_instance(
     Ok(Json(state.handle.set_instance(id, change).await?))
 }
 
-/// `POST /v1/instances`: 201 and the record.
+/// `POST /v1/instances`: 201 and the record. The admin address itself is no application: announced as one, every sidecar of
+/// the mesh would carry requests to it.
 pub(super) async fn register(
     State(state): State<AdminState>,
+    Extension(terms): Extension<Terms>,
     Order(new): Order<NewInstance>,
 ) -> Result<(StatusCode, Json<InstanceRecord>), Problem> {
+    let host = match &new.host {
+        Some(host) => host.clone(),
+        None => state.handle.info().await?.gossip.ip().to_string(),
+    };
+    if names_admin(&host, new.port, terms.bound) {
+        let error = format!("{host}:{} is this sidecar's admin API, not an application", new.port);
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error).cure("give the application's own host and port"));
+    }
     Ok((StatusCode::CREATED, Json(state.handle.register(new).await?)))
+}
+
+fn names_admin(host: &str, port: u16, bound: SocketAddr) -> bool {
+    let ip = match host.eq_ignore_ascii_case("localhost") {
+        true => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        false => host.parse::<IpAddr>().ok(),
+    };
+    let here = ip.is_some_and(|ip| ip == bound.ip() || ip.is_unspecified() || (bound.ip().is_unspecified() && ip.is_loopback()));
+    port == bound.port() && here
 }
 
 /// `DELETE /v1/instances/{id}`.

@@ -50,6 +50,16 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    #[command(flatten)]
+    Sidecar(Ask),
+    Ca(ca::Args),
+    Config(config::Args),
+    Demo(demo::Args),
+}
+
+/// Commands that ask a running sidecar.
+#[derive(Debug, Subcommand)]
+enum Ask {
     Members(members::Args),
     Services(services::Args),
     Instances(instances::Args),
@@ -61,9 +71,6 @@ enum Command {
     Undrain(drain::UndrainArgs),
     Leave(leave::Args),
     Info(info::Args),
-    Ca(ca::Args),
-    Config(config::Args),
-    Demo(demo::Args),
 }
 
 /// What a command prints, or why it failed.
@@ -91,24 +98,29 @@ pub fn main() -> ExitCode {
 
 fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     let json = cli.json;
-    let text = match cli.command {
-        Command::Run(args) => return run::run(&args, json),
-        Command::Demo(args) => return demo::run(&args, json),
-        Command::Config(args) => return printed(config::run(&args, json)?),
-        Command::Ca(args) => ca::run(&args, json)?,
-        Command::Members(args) => soon(members::run(&args, json))?,
-        Command::Services(args) => soon(services::run(&args, json))?,
-        Command::Instances(args) => soon(instances::run(&args, json))?,
-        Command::Route(args) => soon(route::run(&args, json))?,
-        Command::Ring(args) => soon(ring::run(&args, json))?,
-        Command::Policy(args) => soon(policy::run(&args, json))?,
-        Command::Rollback(args) => soon(rollback::run(&args, json))?,
-        Command::Drain(args) => soon(drain::run(&args, json))?,
-        Command::Undrain(args) => soon(drain::undrain(&args, json))?,
-        Command::Leave(args) => soon(leave::run(&args, json))?,
-        Command::Info(args) => soon(info::run(&args, json))?,
-    };
-    printed((text, ExitCode::SUCCESS))
+    match cli.command {
+        Command::Run(args) => run::run(&args, json),
+        Command::Demo(args) => demo::run(&args, json),
+        Command::Config(args) => printed(config::run(&args, json)?),
+        Command::Ca(args) => printed((ca::run(&args, json)?, ExitCode::SUCCESS)),
+        Command::Sidecar(command) => printed((soon(ask(&command, json))?, ExitCode::SUCCESS)),
+    }
+}
+
+async fn ask(command: &Ask, json: bool) -> Outcome {
+    match command {
+        Ask::Members(args) => members::run(args, json).await,
+        Ask::Services(args) => services::run(args, json).await,
+        Ask::Instances(args) => instances::run(args, json).await,
+        Ask::Route(args) => route::run(args, json).await,
+        Ask::Ring(args) => ring::run(args, json).await,
+        Ask::Policy(args) => policy::run(args, json).await,
+        Ask::Rollback(args) => rollback::run(args, json).await,
+        Ask::Drain(args) => drain::run(args, json).await,
+        Ask::Undrain(args) => drain::undrain(args, json).await,
+        Ask::Leave(args) => leave::run(args, json).await,
+        Ask::Info(args) => info::run(args, json).await,
+    }
 }
 
 fn printed((text, code): (String, ExitCode)) -> Result<ExitCode, Failure> {
