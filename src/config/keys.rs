@@ -95,7 +95,7 @@ pub(super) const SECTIONS: &[(&str, &str)] = &[
     ("log", "What the sidecar says about itself, on standard error."),
     ("access_log", "One line per request."),
     ("shutdown", "What happens between SIGTERM and exit."),
-    ("service", "This sidecar's rules for one service; one section per service: [service.orders], [service.pay], ..."),
+    ("service", "This sidecar's rules for one service; one section per service."),
     ("instance", "One block per instance that this sidecar announces. None: a pure client of the mesh."),
 ];
 
@@ -136,7 +136,7 @@ pub(super) const KEYS: &[Key] = keys! {
     }
     "gossip": {
         "bind" Address, Is("0.0.0.0:7946"), "UDP address to bind; port 0 lets the system choose.";
-        "advertise" Address, Unset("10.0.0.5:7946", "the bound address"),
+        "advertise" Address, Unset("10.0.0.5:7946", "the bound address; bound to every interface, the one that leads to the first seed"),
             "Address that peers use. Needed behind address translation, and on a host with several networks; port 0 here means \
              the bound port.";
         "seeds" Texts, Is(""),

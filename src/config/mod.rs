@@ -20,6 +20,8 @@ mod warnings;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_random;
 
 pub use fault::{Fault, Source};
 pub use keys::{ENVIRONMENT_PREFIX, MAX_INSTANCES, MAX_SERVICES, RESERVED_ENVIRONMENT};
@@ -31,5 +33,5 @@ pub use resolved::{
     AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LogFormat, Profile, Proxy, ServiceRule,
     Shutdown, Timeouts,
 };
-pub use values::{REQUEST_ID_HEADERS, parse_check, parse_duration, parse_subject};
+pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject};
 pub use warnings::warnings;

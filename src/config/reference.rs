@@ -6,6 +6,7 @@
 use super::{
     keys::{Absent, KEYS, Key, Kind, SECTIONS},
     overrides::environment_name,
+    values::format_duration,
 };
 
 /// A complete configuration file with every key, commented.
@@ -65,7 +66,7 @@ fn takes(kind: Kind) -> String {
         Kind::Whole(min, max) => format!("whole number, {min} to {max}"),
         Kind::Share => "share, 0.0 to 1.0 or \"5%\"".to_owned(),
         Kind::Span(min, max) => {
-            format!("duration, {} to {}", humantime::format_duration(min), humantime::format_duration(max))
+            format!("duration, {} to {}", format_duration(min), format_duration(max))
         }
         Kind::Address => "IP:port".to_owned(),
         Kind::Choice(allowed) => format!("one of {}", allowed.join(", ")),

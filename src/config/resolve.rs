@@ -20,7 +20,7 @@ use super::{
     overrides,
     raw::{self, Entries, Node, Value},
     table::{Section, keep_known},
-    values::{self, Parsed, parse_check, parse_subject, request_id_in, split},
+    values::{self, Parsed, format_duration, parse_check, parse_subject, request_id_in, split},
 };
 
 /// Resolves a file's text (empty for no file) and what lies over it; every fault at once, the file's in order of its lines.
@@ -144,7 +144,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
     let third = total / 3;
     let per_try: Duration = s.get(f, "per_try", values::span).unwrap_or_else(|| third.min(Duration::from_secs(5)));
     let connect: Duration = s.get(f, "connect", values::span).unwrap_or_else(|| per_try.min(Duration::from_secs(1)));
-    let shown = humantime::format_duration;
+    let shown = format_duration;
     if per_try > third {
         let reason = format!(
             "{} is more than a third of total ({}), so a slow instance leaves no time for two others",
@@ -258,7 +258,7 @@ fn check(s: &Section<'_>, f: &mut Faults) -> Check {
     let timeout: Duration =
         s.get(f, "check_timeout", values::span).unwrap_or_else(|| interval.min(Duration::from_millis(500)));
     if timeout > interval {
-        let shown = humantime::format_duration;
+        let shown = format_duration;
         let reason = format!("{} is longer than check_interval ({})", shown(timeout), shown(interval));
         s.fault(f, "check_timeout", Wrong::new(reason, format!("lower it to {} or less", shown(interval))));
     }

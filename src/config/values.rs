@@ -45,6 +45,12 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| format!("`{shown}` is no duration; {UNITS}"))
 }
 
+/// As [`parse_duration`] reads it: `3s333ms`, `1d`.
+pub fn format_duration(span: Duration) -> String {
+    // humantime separates with spaces and writes days out, which here are refused as input.
+    humantime::format_duration(span).to_string().replace(' ', "").replace("days", "d").replace("day", "d")
+}
+
 /// `http:/path`, `tcp` or `none`. The error says so.
 pub fn parse_check(text: &str) -> Result<CheckKind, String> {
     const ALLOWED: &str = "write \"http:/path\", \"tcp\" or \"none\"";
@@ -221,7 +227,7 @@ pub(super) fn span(value: &Value, key: &Key) -> Parsed<Duration> {
     }
     Err(Wrong::new(
         format!("{text} is out of range"),
-        format!("write {} to {}", humantime::format_duration(min), humantime::format_duration(max)),
+        format!("write {} to {}", format_duration(min), format_duration(max)),
     ))
 }
 

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use crate::types::Protocol;
 
-use super::{CheckKind, Config, values::request_id_in};
+use super::{
+    CheckKind, Config,
+    values::{format_duration, request_id_in},
+};
 
 /// Sentences for the log at start and for `config check`; none of them keeps the sidecar from starting.
 pub fn warnings(config: &Config) -> Vec<String> {
@@ -41,7 +44,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
     }
     let end = config.shutdown.spread + config.shutdown.limit;
     if end > Duration::from_secs(30) {
-        let end = humantime::format_duration(end);
+        let end = format_duration(end);
         out.push(format!("shutdown: up to {end} until exit; Kubernetes kills after 30s unless terminationGracePeriodSeconds is raised"));
     }
     out

@@ -267,3 +267,12 @@ const DAY: u64 = 24 * 60 * 60;
 const BACKDATE: Duration = Duration::from_secs(5 * 60);
 const CA: &str = "ca.pem";
 const CA_KEY: &str = "ca-key.pem";
+
+#[cfg(test)]
+impl Authority {
+    /// The same key, issuing for another mesh: what a careless operator does.
+    pub(crate) fn for_mesh(mut self, mesh: &str) -> Self {
+        self.mesh = MeshName::new(mesh).unwrap();
+        self
+    }
+}
