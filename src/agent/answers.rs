@@ -6,7 +6,7 @@ use super::{
     handle::Ask, run::{Agent, Watch}, CommandError, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo,
 };
 use crate::{
-    config::{Check, CheckKind},
+    config::{Check, parse_check},
     lanes::{CompiledPolicy, Entry},
     node::{InstanceSpec, OrderError},
     types::{InstanceRecord, Lane, MemberState, ServiceName},
@@ -31,7 +31,12 @@ impl Agent {
         match ask {
             Ask::Members(back) => drop(back.send(self.members())),
             Ask::Instances(back) => drop(back.send(self.instances())),
-            Ask::Info(back) => drop(back.send(self.present_info())),
+            Ask::Info(back) => {
+                // Whoever asks before everything is bound hears that nobody answers.
+                if let Some(info) = self.present_info() {
+                    drop(back.send(info));
+                }
+            }
             Ask::Policies(back) => drop(back.send(self.policies())),
             Ask::SetInstance(id, change, back) => {
                 drop(back.send(self.node.change_instance(now, &id, change).map_err(Into::into)));
@@ -64,7 +69,7 @@ impl Agent {
         let check = match new.check.as_deref() {
             None => Check::default(),
             Some(text) => {
-                let kind = CheckKind::parse(text).map_err(CommandError::Refused)?;
+                let kind = parse_check(text).map_err(CommandError::Refused)?;
                 Check { kind, ..Check::default() }
             }
         };
@@ -133,7 +138,7 @@ impl Agent {
                 owner_state: owner.map_or(MemberState::Down, |member| member.state),
                 local: &record.owner == self.node.id(),
                 stale: owner.is_some_and(|member| member.stale),
-                excluded: seen.and_then(|i| i.excluded).map(|why| why.to_string()),
+                excluded: seen.and_then(|i| i.excluded).map(|why| why.as_str().to_owned()),
             }
         };
         let mut infos: Vec<InstanceInfo> =
@@ -156,16 +161,18 @@ impl Agent {
         self.node.catalog().policies().map(info).collect()
     }
 
-    fn present_info(&self) -> NodeInfo {
+    /// `None` while the sidecar is still being composed.
+    fn present_info(&self) -> Option<NodeInfo> {
         let snapshot = self.snapshot.load();
-        NodeInfo {
+        Some(NodeInfo {
             generation: self.node.generation(),
             incarnation: self.node.membership().incarnation(),
             members: self.node.membership().active().len() + 1,
             connections: self.net.connections(),
             digest: format!("{:016x}", self.node.digest()),
             snapshot: snapshot.version,
-            ..self.info.clone()
-        }
+            waiting_for: self.ready.waiting_for(),
+            ..self.info.get()?.clone()
+        })
     }
 }

@@ -4,6 +4,8 @@
 //! disk or a ring. Rings are built by a thread of their own; the state file is written by another.
 
 mod answers;
+#[cfg(test)]
+pub(crate) mod fake;
 mod handle;
 mod metrics;
 mod run;

@@ -1,6 +1,10 @@
 //! The loop.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
@@ -12,8 +16,9 @@ use super::{
 };
 use crate::{
     config::Check,
-    net::{Net, NetEvent},
+    net::{Net, NetEvent, NetFault},
     node::{DialError, Event, Input, InstanceSpec, Node, Now, Output, SHUTDOWN},
+    ready::{Blocker, Ready},
     routing::{Locality, Snapshot},
     telemetry::Clock,
     types::{InstanceId, Mono},
@@ -21,6 +26,8 @@ use crate::{
 
 /// Questions waiting for the agent.
 const ASKS: usize = 256;
+/// Longest time that readiness waits for a seed.
+const SEEDS_WAIT: Duration = Duration::from_secs(3);
 /// Between looks at the node for metrics.
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
 /// Longest time that a goodbye waits for peers' answers.
@@ -73,12 +80,14 @@ pub struct AgentConfig {
     pub instances: Vec<LocalInstance>,
     /// The way to the prober.
     pub watch: mpsc::UnboundedSender<Watch>,
-    /// What does not change about this sidecar, for `info`.
-    pub info: NodeInfo,
+    /// What does not change about this sidecar, for `info`; set when everything is bound.
+    pub info: Arc<OnceLock<NodeInfo>>,
     /// Where IP addresses of announced instances default to.
     pub host: String,
     /// Counts.
     pub metrics: Arc<MeshMetrics>,
+    /// What readiness waits for.
+    pub ready: Arc<Ready>,
 }
 
 /// Why an agent ended.
@@ -98,7 +107,8 @@ pub struct Agent {
     pub(super) locality: Locality,
     pub(super) watch: mpsc::UnboundedSender<Watch>,
     pub(super) snapshot: Arc<ArcSwap<Snapshot>>,
-    pub(super) info: NodeInfo,
+    pub(super) info: Arc<OnceLock<NodeInfo>>,
+    pub(super) ready: Arc<Ready>,
     pub(super) host: String,
     state: StateDir,
     builder: views::Builder,
@@ -106,6 +116,7 @@ pub struct Agent {
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
     ended: Option<Ended>,
     observe_at: Mono,
+    seeds_until: Mono,
 }
 
 impl Agent {
@@ -114,7 +125,7 @@ impl Agent {
         let (asks, inbox) = mpsc::channel(ASKS);
         let (done, ended) = oneshot::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
-        let builder = views::Builder::start(config.locality.clone(), config.clock, snapshot.clone(), config.metrics.clone());
+        let builder = views::Builder::start(config.locality.clone(), config.clock, snapshot.clone(), config.metrics.clone(), config.ready.clone());
         let seeds = seeds::watch(config.seeds);
         let mut agent = Self {
             node: config.node,
@@ -124,6 +135,7 @@ impl Agent {
             watch: config.watch,
             snapshot: snapshot.clone(),
             info: config.info,
+            ready: config.ready,
             host: config.host,
             state: config.state,
             builder,
@@ -131,6 +143,7 @@ impl Agent {
             leaving: None,
             ended: None,
             observe_at: Mono::ZERO,
+            seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
         agent.announce(config.instances);
         tokio::spawn(async move {
@@ -160,6 +173,7 @@ impl Agent {
     ) -> Ended {
         self.node.handle_timeout(self.now());
         self.carry_out();
+        self.note_ready();
         loop {
             if let Some(ended) = self.ended.take() {
                 return ended;
@@ -173,7 +187,18 @@ impl Agent {
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
             }
             self.carry_out();
+            self.note_ready();
             self.say_goodbye();
+        }
+    }
+
+    /// Readiness does not wait for seeds for ever: the first node of a mesh has nobody to wait for.
+    fn note_ready(&mut self) {
+        if self.node.is_member() {
+            self.ready.clear(Blocker::Membership);
+        }
+        if self.node.met_mesh() || self.clock.mono() >= self.seeds_until {
+            self.ready.clear(Blocker::Seeds);
         }
     }
 
@@ -196,7 +221,10 @@ impl Agent {
         match event {
             NetEvent::Envelope { from, addr, bytes } => self.feed(Input::Envelope { from, addr, bytes }),
             NetEvent::SyncRequest { id, from, addr, bytes } => self.feed(Input::SyncRequest { id, from, addr, bytes }),
-            NetEvent::SyncReply { token, result } => self.feed(Input::SyncEnded { token, result }),
+            NetEvent::SyncReply { token, result } => {
+                let result = result.map_err(dial_error);
+                self.feed(Input::SyncEnded { token, result });
+            }
             NetEvent::Refused { token } => self.feed(Input::Refused { token }),
             NetEvent::HandshakeRefused { addr, reason } => tracing::warn!(%addr, "handshake refused: {reason}"),
         }
@@ -272,3 +300,11 @@ impl Agent {
     }
 }
 
+
+fn dial_error(fault: NetFault) -> DialError {
+    match fault {
+        NetFault::Itself(_) => DialError::Itself,
+        NetFault::OwnName { .. } => DialError::OwnName,
+        other => DialError::Other(other.to_string()),
+    }
+}

@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 
 use super::metrics::MeshMetrics;
 use crate::{
+    ready::{Blocker, Ready},
     routing::{self, CandidateTable, Locality, Snapshot},
     telemetry::Clock,
 };
@@ -16,7 +17,7 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    pub fn start(locality: Locality, clock: Clock, place: Arc<ArcSwap<Snapshot>>, metrics: Arc<MeshMetrics>) -> Self {
+    pub fn start(locality: Locality, clock: Clock, place: Arc<ArcSwap<Snapshot>>, metrics: Arc<MeshMetrics>, ready: Arc<Ready>) -> Self {
         let (tables, inbox) = mpsc::channel::<Arc<CandidateTable>>();
         let run = move || {
             let mut builder = routing::Builder::new(locality);
@@ -32,6 +33,7 @@ impl Builder {
                     tracing::error!("routing view: {fault}");
                 }
                 place.store(snapshot);
+                ready.clear(Blocker::View);
             }
         };
         std::thread::Builder::new().name("lanemesh-view".into()).spawn(run).expect("the system can start a thread");

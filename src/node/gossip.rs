@@ -96,7 +96,7 @@ impl Queue {
     }
 
     /// Accusations of a node that has just refuted have nothing more to say.
-    fn drop_refuted(&mut self, node: &NodeId) {
+    pub fn drop_refuted(&mut self, node: &NodeId) {
         let refuted: Vec<Key> = self
             .ranks
             .keys()

@@ -44,7 +44,7 @@ impl Node {
             return;
         }
         for packet in focas {
-            self.membership.foca(now.mono, from, packet, &*self.trust);
+            self.membership.foca(now.mono, from, packet);
         }
         for ctl in ctls {
             self.membership.ctl(now.mono, from, ctl, &*self.trust);

@@ -28,6 +28,12 @@ pub(super) struct Seed {
     own: bool,
 }
 
+impl Seed {
+    pub fn is_own(&self) -> bool {
+        self.own
+    }
+}
+
 impl Node {
     pub(super) fn set_seeds(&mut self, now: Now, addrs: Vec<SocketAddr>) {
         self.seeds.retain(|addr, _| addrs.contains(addr));
@@ -108,8 +114,14 @@ impl Node {
         seed.in_flight = false;
         match outcome {
             Ok(_) => seed.next = now.mono + LONGEST_PAUSE,
-            Err(DialError::OwnName) => seed.own = true,
-            Err(DialError::Other(_)) => {
+            Err(DialError::Itself) => seed.own = true,
+            Err(DialError::OwnName) if self.phase == Phase::Joining => {
+                // The one that was here first keeps the name.
+                self.phase = Phase::Refused;
+                self.event(Event::NameTaken { addr });
+                return;
+            }
+            Err(DialError::OwnName | DialError::Other(_)) => {
                 seed.next = now.mono + seed.pause.mul_f64(jitter);
                 seed.pause = (seed.pause * 2).min(LONGEST_PAUSE);
             }
@@ -161,7 +173,7 @@ impl Node {
                 self.event(Event::NameTaken { addr: namesake.addr });
             }
             // Nobody, or somebody else, lives there now.
-            Ok(_) | Err(DialError::Other(_)) => {
+            Ok(_) | Err(DialError::Itself | DialError::Other(_)) => {
                 self.outdo(now, namesake.generation);
                 self.drive_join(now);
             }
@@ -169,7 +181,7 @@ impl Node {
     }
 
     /// Takes a generation above `generation` and says everything anew.
-    fn outdo(&mut self, now: Now, generation: u64) {
+    pub(super) fn outdo(&mut self, now: Now, generation: u64) {
         self.generation = generation + 1;
         self.membership.set_generation(now.mono, self.generation);
         self.introduce(now);

@@ -111,7 +111,9 @@ pub enum Input {
 /// Why nobody answered a dial.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DialError {
-    /// Whoever answered has this node's own name: itself, or a second process with its certificate.
+    /// The address leads back here.
+    Itself,
+    /// A second process with this node's certificate answered.
     OwnName,
     /// Anything else, for people.
     Other(String),
@@ -380,6 +382,11 @@ impl Node {
         self.phase == Phase::Member
     }
 
+    /// Whether it knows others, or was told of none.
+    pub fn met_mesh(&self) -> bool {
+        self.seeds.values().all(|seed| seed.is_own()) || self.catalog.members().nth(1).is_some()
+    }
+
     /// What it holds.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
@@ -520,6 +527,15 @@ impl Node {
     fn carry_out(&mut self, now: Now, action: Action) {
         match action {
             Action::Send { to, frames } => self.send_frames(&to, frames),
+            Action::SendLatest { to, about } => {
+                let latest = self.catalog.member(&about).map(|entry| {
+                    let alive = entry.alive.iter().map(|(_, _, alive)| alive.clone());
+                    std::iter::once(entry.statement.clone()).chain(alive).collect()
+                });
+                self.send_statements(&to, latest.unwrap_or_default());
+            }
+            Action::Retract { accused } => self.queue.drop_refuted(&accused),
+            Action::TakeNextGeneration => self.outdo(now, self.generation),
             Action::Gossip { statement, eager, flood, except } => {
                 let Ok(body) = Body::decode(&statement) else { return };
                 // Our own refutation belongs into the catalog as well.

@@ -1,0 +1,20 @@
+//! `lanemesh demo`.
+
+use std::process::ExitCode;
+
+use super::{Exit, Failure};
+use crate::demo::Options;
+
+/// Start a small mesh of real processes here, put it under load and through faults, and measure what it claims
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Leave the mesh running at the end and print what to try
+    #[arg(long)]
+    keep: bool,
+}
+
+pub(super) fn run(args: &Args, json: bool) -> Result<ExitCode, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
+    Ok(runtime.block_on(crate::demo::run(Options { keep: args.keep, json }))?)
+}

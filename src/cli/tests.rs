@@ -1,0 +1,1 @@
+//! Commands against a real listener.
