@@ -1,7 +1,10 @@
 //! Floor 2: who. A subject's bucket and the lane that a policy gives it; the same answer on every node, for ever.
+//!
+//! Pure: a [`CompiledPolicy`] and an [`Entry`] give one [`LaneDecision`], without a lock or an allocation. Where the request
+//! then goes is `routing`'s; where the subject comes from is the proxy's.
 
 mod bucket;
 mod decide;
 
-pub use bucket::{Bucket, Prefix};
+pub use bucket::{BUCKETS, Bucket, Prefix};
 pub use decide::{CompiledPolicy, Entry, LaneDecision, LaneReason};

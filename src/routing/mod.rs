@@ -1,18 +1,28 @@
 //! Floor 2: where. Filter, ring, walk; one code path for the proxy and for `route`.
 //!
 //! [`Builder`] turns the candidate table that `node` publishes into a [`Snapshot`]; [`choose`] decides on it, pure, without a
-//! lock or an allocation; [`Attempts`] is the life of one request after that, sans-io.
+//! lock or an allocation; [`Attempts`] is the life of one request after that, sans-io. [`Explanation`] and [`RingReport`] say
+//! in words what those did.
 
 mod attempts;
+mod builder;
 mod cell;
 mod choose;
+mod explain;
+mod report;
 mod ring;
 mod snapshot;
 mod table;
 
 pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Step};
-pub use cell::InstanceCell;
-pub use choose::{Decision, Explanation, FallbackReason, Request, SkipReason, Skipped, choose};
-pub use ring::{POINTS_AT_NORMAL_WEIGHT, Ring, key_hash};
-pub use snapshot::{Builder, Exclusion, InstanceEntry, Locality, ServiceView, Snapshot};
+pub use builder::Builder;
+pub use cell::{InFlight, InstanceCell};
+pub use choose::{Decision, FallbackReason, Request, SkipReason, Skipped, SkippedList, choose};
+pub use explain::{ExcludedInstance, Explanation, SkippedInstance, Target};
+pub use report::{InstanceShare, LaneReport, RingReport};
+pub use ring::{
+    ADMISSION_SEED, KEY_SEED, MAX_MEMBERS, MAX_POINTS, Member, Order, POINTS_AT_NORMAL_WEIGHT, Ring, RingFault,
+    admission_hash, key_hash, point_hash, points_of,
+};
+pub use snapshot::{Exclusion, InstanceEntry, LaneView, Locality, ServiceView, Snapshot};
 pub use table::{Candidate, CandidateTable};

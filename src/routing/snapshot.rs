@@ -1,13 +1,19 @@
-//! The immutable routing view, and how it is built from a candidate table, off the request path and off the gossip loop.
+//! The immutable routing view. One version of it answers a request from start to end; a newer one replaces it whole.
+//!
+//! Invariant: a lane's ring holds exactly the instances that are not [excluded](Exclusion) there (a pure function of one
+//! candidate table and this sidecar's environment); local state never changes it.
+//!
+//! Not here: how it is made (`builder`), how a request is decided on it (`choose`).
 
 use std::sync::Arc;
 
-use serde::Serialize;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
-use super::{CandidateTable, InstanceCell};
+use super::{FallbackReason, InstanceCell, Ring};
 use crate::{
-    lanes::CompiledPolicy,
-    types::{Env, InstanceRecord, MemberState, Mono, Region, ServiceName, Zone},
+    lanes::{CompiledPolicy, LaneDecision},
+    types::{Env, InstanceRecord, Lane, MemberState, Mono, PolicyVersion, Region, ServiceName, Zone},
 };
 
 /// Where this sidecar stands.
@@ -22,7 +28,7 @@ pub struct Locality {
 }
 
 /// Why an instance is no candidate at all, for anybody: gossiped facts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exclusion {
     /// Another environment.
@@ -41,7 +47,23 @@ pub enum Exclusion {
     DuplicateId,
 }
 
+impl Exclusion {
+    /// As it is logged and labelled.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::OtherEnv => "other-env",
+            Self::Critical => "critical",
+            Self::Draining => "draining",
+            Self::WeightZero => "weight-zero",
+            Self::OwnerDown => "owner-down",
+            Self::OwnerLeft => "owner-left",
+            Self::DuplicateId => "duplicate-id",
+        }
+    }
+}
+
 /// One instance in a snapshot.
+#[derive(Clone)]
 pub struct InstanceEntry {
     /// The record.
     pub record: Arc<InstanceRecord>,
@@ -55,56 +77,106 @@ pub struct InstanceEntry {
     pub cell: Arc<InstanceCell>,
 }
 
+/// One lane of a service, in this sidecar's environment.
+#[derive(Clone)]
+pub struct LaneView {
+    /// Its name.
+    pub name: Lane,
+    /// Ring over its candidates; empty when there is none. Shared with the snapshots before while unchanged.
+    pub ring: Arc<Ring>,
+    /// Of every slot of the ring: its index into [`ServiceView::instances`].
+    pub members: Vec<u16>,
+    /// Why there is no candidate; `None` while there is one.
+    pub empty: Option<FallbackReason>,
+}
+
+impl LaneView {
+    /// Failover order from a key: indices into [`ServiceView::instances`], each candidate once.
+    pub fn order(&self, key_hash: u64) -> impl Iterator<Item = u16> {
+        self.ring.order(key_hash).map(|slot| self.members[usize::from(slot)])
+    }
+}
+
 /// One service in a snapshot.
 pub struct ServiceView {
     /// Its name.
     pub name: ServiceName,
-    /// All its known instances, candidates or not, by instance id.
+    /// All its known instances, candidates or not, by (instance id, owner).
     pub instances: Vec<InstanceEntry>,
     /// Its policy, if it has one.
     pub policy: Option<Arc<CompiledPolicy>>,
+    /// Its lanes by name: `stable`, the policy's, and those of its instances.
+    pub lanes: Vec<LaneView>,
+    /// Hash of candidate sets and policy version; equal on every node with the same content.
+    pub digest: u64,
+    /// Of every lane index of the policy ([`LaneDecision::lane`]): its index into `lanes`. The first is `stable`'s.
+    pub(super) lane_of: Vec<u16>,
+}
+
+impl ServiceView {
+    /// A lane by name.
+    pub fn lane(&self, name: &str) -> Option<&LaneView> {
+        self.lanes.binary_search_by(|lane| lane.name.as_str().cmp(name)).ok().map(|at| &self.lanes[at])
+    }
+
+    /// The lane that a decision sends a request to, whether it has a candidate or not.
+    pub fn decided(&self, decision: &LaneDecision) -> &LaneView {
+        &self.lanes[usize::from(self.decided_index(decision.lane))]
+    }
+
+    /// Index into `lanes` of a decided lane. An index that no decision on this view holds reads as `stable`.
+    #[inline]
+    pub(super) fn decided_index(&self, lane: u8) -> u16 {
+        self.lane_of.get(usize::from(lane)).copied().unwrap_or(self.lane_of[0])
+    }
+
+    /// Version of its policy, if it has one.
+    pub fn policy_version(&self) -> Option<&PolicyVersion> {
+        self.policy.as_ref().map(|compiled| &compiled.policy.version)
+    }
 }
 
 /// The immutable routing view.
 pub struct Snapshot {
     /// Counts this node's snapshots.
     pub version: u64,
-    /// Equal on every node with the same content.
+    /// Equal on every node with the same content: candidate sets and policy versions of all services.
     pub digest: u64,
     /// When it was published.
     pub published: Mono,
-    /// Share of sampled keys (basis points) that moved against the one before.
+    /// Share of sampled keys (basis points) that had an owner in the snapshot before and have another now, in the lane where
+    /// it is largest (REQUIREMENTS R12).
     pub moved_basis_points: u16,
+    /// By name.
+    services: Vec<Arc<ServiceView>>,
+    /// Looked up, never iterated. The keys are announced services, so that no client can crowd its buckets.
+    by_name: FxHashMap<ServiceName, u32>,
 }
 
 impl Snapshot {
     /// No services yet.
     pub fn empty() -> Self {
-        todo!()
+        Self::new(0, Mono::ZERO, Vec::new())
+    }
+
+    /// Of services in name order; nothing moved.
+    pub(super) fn new(version: u64, published: Mono, services: Vec<Arc<ServiceView>>) -> Self {
+        let by_name = (0..).zip(&services).map(|(at, service)| (service.name.clone(), at)).collect();
+        let mut digest = xxhash_rust::xxh3::Xxh3::new();
+        for service in &services {
+            digest.update(&service.digest.to_le_bytes());
+        }
+        Self { version, digest: digest.digest(), published, moved_basis_points: 0, services, by_name }
     }
 
     /// A service by name; no allocation.
+    #[inline]
     pub fn service(&self, name: &str) -> Option<&ServiceView> {
-        todo!()
+        self.by_name.get(name).map(|at| &*self.services[*at as usize])
     }
 
     /// All services, by name.
-    pub fn services(&self) -> impl Iterator<Item = &ServiceView> {
-        std::iter::empty()
-    }
-}
-
-/// Builds snapshots; keeps rings and cells that did not change.
-pub struct Builder {}
-
-impl Builder {
-    /// For a sidecar that stands at `locality`.
-    pub fn new(locality: Locality) -> Self {
-        todo!()
-    }
-
-    /// The next snapshot. Over-limit services keep their last good view; the faults say which and why.
-    pub fn build(&mut self, table: &CandidateTable, now: Mono) -> (Arc<Snapshot>, Vec<String>) {
-        todo!()
+    pub fn services(&self) -> impl ExactSizeIterator<Item = &ServiceView> {
+        self.services.iter().map(|service| &**service)
     }
 }

@@ -1,0 +1,289 @@
+//! A decision in words, for `route`, the access log and response headers. Made from the decision, never decided anew.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Decision, Exclusion, FallbackReason, Request, ServiceView, SkipReason, Snapshot};
+use crate::{
+    lanes::{Bucket, LaneReason},
+    types::{InstanceId, Lane, Mono, NodeId, PolicyVersion, ServiceName, VersionName},
+};
+
+/// What `lanemesh route` prints: the whole decision with its reasons (REQUIREMENTS R11).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The service.
+    pub service: ServiceName,
+    /// The subject, as given.
+    pub subject: Option<String>,
+    /// The route key, as given; the subject stands in when absent.
+    pub route_key: Option<String>,
+    /// Hash of the route key, 16 hexadecimal digits.
+    pub key_hash: String,
+    /// Bucket of the subject, where one was computed.
+    pub bucket: Option<Bucket>,
+    /// Version of the policy, if there is one.
+    pub policy: Option<PolicyVersion>,
+    /// The decided lane.
+    pub lane: Lane,
+    /// Why, for programs.
+    pub lane_reason: LaneReason,
+    /// Why, for people.
+    pub lane_why: String,
+    /// An explicit lane header was ignored.
+    pub probe: bool,
+    /// The lane that serves; `None` when none may.
+    pub served_lane: Option<Lane>,
+    /// Why the decided lane does not serve.
+    pub fallback: Option<FallbackReason>,
+    /// The chosen instance; `None` when there is no candidate.
+    pub instance: Option<Target>,
+    /// Candidates that were passed over before it, the first few.
+    pub skipped: Vec<SkippedInstance>,
+    /// How many more were passed over.
+    pub skipped_more: u16,
+    /// Local state spoke against every candidate; the ring's owner was taken all the same.
+    pub panic: bool,
+    /// The first instances in failover order, the ring's owner first.
+    pub failover: Vec<InstanceId>,
+    /// Number of candidates in the lane that serves.
+    pub candidates: usize,
+    /// Points on its ring.
+    pub ring_points: usize,
+    /// Instances of the service that are no candidates, in any lane.
+    pub excluded: Vec<ExcludedInstance>,
+    /// Version of the snapshot, counted by this node.
+    pub snapshot: u64,
+    /// Digest of the snapshot, 16 hexadecimal digits; equal on every node with the same content.
+    pub snapshot_digest: String,
+    /// Age of the snapshot in milliseconds.
+    pub snapshot_age_ms: u64,
+}
+
+/// The chosen instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// Instance id.
+    pub id: InstanceId,
+    /// Version of the application.
+    pub version: VersionName,
+    /// `host:port`.
+    pub address: String,
+    /// The sidecar that announces it.
+    pub owner: NodeId,
+    /// Known from disk or kept as a last resort, not confirmed by its owner in this run.
+    pub stale: bool,
+}
+
+/// A candidate that was passed over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkippedInstance {
+    /// Instance id.
+    pub id: InstanceId,
+    /// Why.
+    pub why: SkipReason,
+}
+
+/// An instance that is no candidate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExcludedInstance {
+    /// Instance id.
+    pub id: InstanceId,
+    /// The sidecar that announces it.
+    pub owner: NodeId,
+    /// Its lane.
+    pub lane: Lane,
+    /// Why.
+    pub why: Exclusion,
+}
+
+impl Explanation {
+    /// Of a decision. Snapshot, service and request must be those that it was made of.
+    pub fn of(
+        snapshot: &Snapshot,
+        service: &ServiceView,
+        request: &Request<'_>,
+        decision: &Decision,
+        now: Mono,
+    ) -> Self {
+        let id = |at: u16| service.instances[usize::from(at)].record.id.clone();
+        let decided = service.decided(&decision.lane).name.clone();
+        let served = decision.served_lane(service);
+        Self {
+            service: service.name.clone(),
+            subject: request.subject.map(Into::into),
+            route_key: request.route_key.map(Into::into),
+            key_hash: format!("{:016x}", decision.key_hash),
+            bucket: decision.lane.bucket,
+            policy: service.policy_version().cloned(),
+            lane_why: lane_why(service, decision, &decided),
+            lane: decided,
+            lane_reason: decision.lane.reason,
+            probe: decision.lane.probe,
+            served_lane: served.map(|lane| lane.name.clone()),
+            fallback: decision.fallback,
+            instance: decision.target(service).map(|entry| Target {
+                id: entry.record.id.clone(),
+                version: entry.record.version.clone(),
+                address: entry.record.authority(),
+                owner: entry.record.owner.clone(),
+                stale: entry.stale,
+            }),
+            skipped: decision.skipped.iter().map(|s| SkippedInstance { id: id(s.instance), why: s.why }).collect(),
+            skipped_more: decision.skipped.more(),
+            panic: decision.panic,
+            failover: served.map_or_else(Vec::new, |lane| lane.order(decision.key_hash).take(SHOWN).map(id).collect()),
+            candidates: served.map_or(0, |lane| lane.members.len()),
+            ring_points: served.map_or(0, |lane| lane.ring.points()),
+            excluded: excluded(service),
+            snapshot: decision.snapshot,
+            snapshot_digest: format!("{:016x}", snapshot.digest),
+            snapshot_age_ms: u64::try_from(now.since(snapshot.published).as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+fn excluded(service: &ServiceView) -> Vec<ExcludedInstance> {
+    let one = |entry: &super::InstanceEntry| {
+        let record = &entry.record;
+        let (id, owner, lane) = (record.id.clone(), record.owner.clone(), record.lane.clone());
+        entry.excluded.map(|why| ExcludedInstance { id, owner, lane, why })
+    };
+    service.instances.iter().filter_map(one).collect()
+}
+
+fn lane_why(service: &ServiceView, decision: &Decision, lane: &Lane) -> String {
+    let range = |lane: &Lane| {
+        let rule = service.policy.as_ref().and_then(|compiled| compiled.policy.lanes.get(lane));
+        rule.map_or((0, 0), |rule| (u32::from(rule.start), u32::from(rule.start) + u32::from(rule.size)))
+    };
+    let bucket = decision.lane.bucket.unwrap_or_default();
+    match decision.lane.reason {
+        LaneReason::NoPolicy => "the service has no policy".into(),
+        LaneReason::Off => "the policy is off: everybody goes to stable".into(),
+        LaneReason::Explicit => "the request names the lane and its subject may".into(),
+        LaneReason::AllowList => format!("the subject is on the allow-list of {lane}"),
+        LaneReason::Range => {
+            let (start, end) = range(lane);
+            format!("bucket {bucket} is in {start}..{end}, the range of {lane}")
+        }
+        LaneReason::DenyList => format!("bucket {bucket} is in a lane's range, but the subject is on its deny-list"),
+        LaneReason::OutOfRange => format!("bucket {bucket} is in no lane's range"),
+        LaneReason::Anonymous => "the request has no subject, and such go to stable".into(),
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let given = |text: &Option<String>| text.as_ref().map_or_else(|| "none".to_owned(), |text| format!("{text:?}"));
+        writeln!(f, "service    {}", self.service)?;
+        writeln!(f, "subject    {}", given(&self.subject))?;
+        if self.route_key.is_some() {
+            writeln!(f, "route key  {}", given(&self.route_key))?;
+        }
+        writeln!(f, "lane       {}: {}", self.lane, self.lane_why)?;
+        if self.probe {
+            writeln!(
+                f,
+                "           the explicit lane header is ignored: the subject is not on that lane's allow-list"
+            )?;
+        }
+        if let Some(version) = &self.policy {
+            writeln!(f, "policy     epoch {}, clock {}, by {}", version.epoch, version.clock, version.author)?;
+        }
+        if let Some(reason) = self.fallback {
+            let reason = reason.words();
+            match &self.served_lane {
+                Some(served) => writeln!(f, "fallback   to {served}: {} has {reason}", self.lane)?,
+                None => writeln!(f, "fallback   none: {} has {reason}", self.lane)?,
+            }
+        }
+        self.write_where(f)?;
+        self.write_excluded(f)?;
+        let (version, digest, age) = (self.snapshot, &self.snapshot_digest, self.snapshot_age_ms);
+        write!(f, "snapshot   {version}, digest {digest}, {age} ms old")
+    }
+}
+
+impl Explanation {
+    fn write_where(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.instance {
+            Some(Target { id, version, address, owner, stale }) => {
+                let stale = if *stale { ", stale" } else { "" };
+                writeln!(f, "instance   {id} ({version}) at {address}, announced by {owner}{stale}")?;
+            }
+            None => writeln!(f, "instance   none: there is no candidate")?,
+        }
+        if self.panic {
+            writeln!(f, "           every candidate is doubtful here; the ring's owner is used as it is")?;
+        }
+        for SkippedInstance { id, why } in &self.skipped {
+            writeln!(f, "skipped    {id}: {}", why.words())?;
+        }
+        if self.skipped_more > 0 {
+            writeln!(f, "           and {} more", self.skipped_more)?;
+        }
+        let order: Vec<&str> = self.failover.iter().map(InstanceId::as_str).collect();
+        if !order.is_empty() {
+            let more = if self.candidates > order.len() { ", ..." } else { "" };
+            writeln!(f, "ring order {}{more}", order.join(", "))?;
+        }
+        writeln!(f, "candidates {} with {} points; key hash {}", self.candidates, self.ring_points, self.key_hash)
+    }
+
+    fn write_excluded(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ExcludedInstance { id, owner, lane, why } in self.excluded.iter().take(SHOWN) {
+            writeln!(f, "left out   {id} ({lane}) of {owner}: {}", why.words())?;
+        }
+        let more = self.excluded.len().saturating_sub(SHOWN);
+        if more > 0 { writeln!(f, "           and {more} more") } else { Ok(()) }
+    }
+}
+
+impl Exclusion {
+    /// The reason in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::OtherEnv => "it belongs to another environment",
+            Self::Critical => "its own health check fails, or has not passed yet",
+            Self::Draining => "it is draining",
+            Self::WeightZero => "its weight is 0",
+            Self::OwnerDown => "its sidecar is down",
+            Self::OwnerLeft => "its sidecar has left the mesh",
+            Self::DuplicateId => "another node announces the same instance id; the smaller node id keeps it",
+        }
+    }
+}
+
+impl SkipReason {
+    /// The reason in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Refusing => "it refused connections from this sidecar a moment ago",
+            Self::Doubtful => "its sidecar is accused of not answering",
+        }
+    }
+
+    /// As it is logged and labelled.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Refusing => "refusing",
+            Self::Doubtful => "doubtful",
+        }
+    }
+}
+
+impl FallbackReason {
+    /// What the lane has.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Absent => "no instance",
+            Self::Unhealthy => "no healthy instance",
+            Self::Draining => "only instances that drain or have weight 0",
+        }
+    }
+}
+
+/// Instances shown of a long list.
+const SHOWN: usize = 10;

@@ -1,0 +1,195 @@
+//! Building a ring: whole, or from the one before it by filter and merge.
+//!
+//! Hashes are uniform, so the points are sorted by counting their top bits, which yields the lookup index on the way; what
+//! falls into one bucket (about one point) is sorted by comparison, so that unlucky ids cost time but never correctness.
+
+use super::{Entry, HEIRS, MAX_MEMBERS, MAX_POINTS, Member, NOBODY, Ring, RingFault, point_hash, points_of};
+
+/// A point before its heirs are known.
+type Point = (u64, u16);
+
+impl Ring {
+    /// A ring of these instances, in any order. Of two with one id the lighter is dropped; weight 0 has no point.
+    ///
+    /// # Errors
+    ///
+    /// More than a million points, or more than 65,535 instances.
+    pub fn new(members: impl IntoIterator<Item = Member>) -> Result<Self, RingFault> {
+        let members = canonical(members);
+        let count = check(&members)?;
+        let mut points = Vec::with_capacity(count);
+        for (slot, member) in (0..).zip(&members) {
+            push_points(&mut points, member, slot);
+        }
+        Ok(Self::from_points(members, &points))
+    }
+
+    /// A ring of nobody.
+    pub fn empty() -> Self {
+        Self::from_points(Vec::new(), &[])
+    }
+
+    /// The same as `Ring::new(members)`, made from this ring: cheaper when few instances differ.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ring::new`].
+    pub fn changed(&self, members: impl IntoIterator<Item = Member>) -> Result<Self, RingFault> {
+        let members = canonical(members);
+        let count = check(&members)?;
+        let (kept, added) = difference(&self.members, &members);
+        if added.iter().map(|(member, _)| points_of(member.weight) as usize).sum::<usize>() > count / 2 {
+            return Self::new(members);
+        }
+        let mut new = Vec::new();
+        for (member, slot) in added {
+            push_points(&mut new, member, slot);
+        }
+        new.sort_unstable();
+        let entries = self.merge(&kept, &new, count);
+        Ok(Self::from_sorted(members, entries))
+    }
+
+    /// From points in any order.
+    pub(super) fn from_points(members: Vec<Member>, points: &[Point]) -> Self {
+        let shift = shift_for(points.len());
+        let bucket = |hash: u64| (hash >> shift) as usize;
+        let mut index = vec![0_u32; buckets(shift)];
+        for (hash, _) in points {
+            index[bucket(*hash)] += 1;
+        }
+        let mut next = 0;
+        for start in &mut index {
+            next += std::mem::replace(start, next);
+        }
+        let mut entries = vec![Entry { hash: 0, heirs: [NOBODY; HEIRS] }; points.len()];
+        let mut free = index.clone();
+        for (hash, slot) in points {
+            let place = &mut free[bucket(*hash)];
+            entries[*place as usize] = bare(*hash, *slot);
+            *place += 1;
+        }
+        for (start, end) in index.iter().zip(&free) {
+            if end - start > 1 {
+                entries[*start as usize..*end as usize].sort_unstable_by_key(|entry| (entry.hash, entry.owner()));
+            }
+        }
+        fill_heirs(&mut entries);
+        Self { members, entries, index, shift }
+    }
+
+    /// From entries in ring order.
+    fn from_sorted(members: Vec<Member>, mut entries: Vec<Entry>) -> Self {
+        let shift = shift_for(entries.len());
+        let mut index = Vec::with_capacity(buckets(shift));
+        for (at, entry) in (0..).zip(&entries) {
+            let bucket = (entry.hash >> shift) as usize;
+            while index.len() <= bucket {
+                index.push(at);
+            }
+        }
+        index.resize(buckets(shift), entries.len() as u32);
+        fill_heirs(&mut entries);
+        Self { members, entries, index, shift }
+    }
+
+    /// This ring's points without the slots that `kept` drops, and the new ones, in ring order.
+    fn merge(&self, kept: &[u16], new: &[Point], count: usize) -> Vec<Entry> {
+        let mut merged = Vec::with_capacity(count);
+        let mut new = new.iter().copied().peekable();
+        for entry in &self.entries {
+            let slot = kept[usize::from(entry.owner())];
+            if slot == NOBODY {
+                continue;
+            }
+            while let Some((hash, added)) = new.next_if(|point| *point < (entry.hash, slot)) {
+                merged.push(bare(hash, added));
+            }
+            merged.push(bare(entry.hash, slot));
+        }
+        merged.extend(new.map(|(hash, slot)| bare(hash, slot)));
+        merged
+    }
+}
+
+/// By id, each once, those with a point only.
+fn canonical(members: impl IntoIterator<Item = Member>) -> Vec<Member> {
+    let mut members: Vec<Member> = members.into_iter().filter(|member| member.weight > 0).collect();
+    members.sort_unstable_by(|a, b| a.id.cmp(&b.id).then(b.weight.cmp(&a.weight)));
+    members.dedup_by(|a, b| a.id == b.id);
+    members
+}
+
+fn check(members: &[Member]) -> Result<usize, RingFault> {
+    let points = members.iter().map(|member| points_of(member.weight) as usize).sum();
+    if members.len() > MAX_MEMBERS {
+        return Err(RingFault::TooManyMembers(members.len()));
+    }
+    if points > MAX_POINTS { Err(RingFault::TooManyPoints(points)) } else { Ok(points) }
+}
+
+fn push_points(points: &mut Vec<Point>, member: &Member, slot: u16) {
+    points.extend((0..points_of(member.weight)).map(|index| (point_hash(&member.id, index), slot)));
+}
+
+/// The new slot of every old one ([`NOBODY`] when its points go), and the members whose points come. A changed weight is both.
+fn difference<'a>(old: &[Member], new: &'a [Member]) -> (Vec<u16>, Vec<(&'a Member, u16)>) {
+    let mut kept = vec![NOBODY; old.len()];
+    let mut added = Vec::new();
+    let mut at = 0;
+    for (slot, member) in (0..).zip(new) {
+        while old.get(at).is_some_and(|before| before.id < member.id) {
+            at += 1;
+        }
+        if old.get(at) == Some(member) {
+            kept[at] = slot;
+        } else {
+            added.push((member, slot));
+        }
+    }
+    (kept, added)
+}
+
+fn bare(hash: u64, slot: u16) -> Entry {
+    Entry { hash, heirs: [slot, NOBODY, NOBODY, NOBODY] }
+}
+
+/// Fills in the heirs, backwards: an entry's heirs are its own owner and then the next entry's heirs without that owner. As
+/// the next entry knows four, three are always left. The last entry's are found by walking on from the start.
+fn fill_heirs(entries: &mut [Entry]) {
+    let Some(last) = entries.len().checked_sub(1) else { return };
+    let mut heirs = [NOBODY; HEIRS];
+    let mut known = 0;
+    for owner in std::iter::once(entries[last].owner()).chain(entries.iter().map(Entry::owner)) {
+        if known == HEIRS {
+            break;
+        }
+        if !heirs[..known].contains(&owner) {
+            heirs[known] = owner;
+            known += 1;
+        }
+    }
+    for entry in entries.iter_mut().rev() {
+        heirs = with_first(entry.owner(), heirs);
+        entry.heirs = heirs;
+    }
+}
+
+fn with_first(owner: u16, next: [u16; HEIRS]) -> [u16; HEIRS] {
+    let [a, b, c, d] = next;
+    match owner {
+        _ if owner == a => next,
+        _ if owner == b => [b, a, c, d],
+        _ if owner == c => [c, a, b, d],
+        _ => [owner, a, b, c],
+    }
+}
+
+/// About one point to a bucket; at least two buckets, so that the shift stays below 64.
+fn shift_for(points: usize) -> u32 {
+    64 - points.next_power_of_two().trailing_zeros().max(1)
+}
+
+fn buckets(shift: u32) -> usize {
+    1 << (64 - shift)
+}
