@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     collections::VecDeque,
+    future::Future as _,
     io,
     pin::Pin,
     rc::Rc,
@@ -52,8 +53,6 @@ impl Idle {
     }
 }
 
-use std::future::Future as _;
-
 /// Why a request's body could not be sent to its end: the client's doing, never the instance's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientFault {
@@ -61,6 +60,72 @@ pub(super) enum ClientFault {
     Broken,
     /// It stopped sending.
     Silent,
+}
+
+/// How far a streamed body has come; shared with who waits for the answer.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Pieces taken from the client.
+    pub(super) frames: Cell<u64>,
+    /// Set when the client is to blame for the end.
+    pub(super) fault: Cell<Option<ClientFault>>,
+}
+
+/// A request's body before and between tries.
+pub(super) enum Outgoing {
+    /// Held whole; empty when there is none.
+    Kept(Bytes),
+    /// Passed on as it comes; `None` once it was sent.
+    Streamed {
+        /// The body, until it is handed over.
+        body: Option<Box<Streamed>>,
+        /// Whether the client waits for a 100.
+        expects: bool,
+    },
+}
+
+impl Outgoing {
+    pub(super) fn empty() -> Self {
+        Self::Kept(Bytes::new())
+    }
+
+    pub(super) fn streamed(inner: Incoming, silence: Duration, expects: bool) -> Self {
+        let streamed = Streamed { inner, idle: Idle::new(silence), progress: Rc::default(), gate: None };
+        Self::Streamed { body: Some(Box::new(streamed)), expects }
+    }
+
+    /// Whether it can be sent again after it was sent.
+    pub(super) fn replayable(&self) -> bool {
+        matches!(self, Self::Kept(_))
+    }
+
+    /// Whether it waits for a 100.
+    pub(super) fn expects(&self) -> bool {
+        matches!(self, Self::Streamed { expects: true, .. })
+    }
+
+    /// The body for one try. A streamed one is handed over; `opened` hears of the instance's 100.
+    pub(super) fn take(&mut self, opened: Option<oneshot::Receiver<()>>) -> (RequestBody, Option<Rc<Progress>>) {
+        match self {
+            Self::Kept(bytes) => (RequestBody::Kept(bytes.clone()), None),
+            Self::Streamed { body, .. } => match body.take() {
+                Some(mut streamed) => {
+                    streamed.gate = opened.map(|opened| Gate { opened, patience: Box::pin(sleep(PATIENCE)) });
+                    let progress = streamed.progress.clone();
+                    (RequestBody::Streamed(streamed), Some(progress))
+                }
+                // `Attempts` never repeats what was sent and cannot be replayed.
+                None => unreachable!("a streamed body was asked for twice"),
+            },
+        }
+    }
+
+    /// Takes back what was not sent.
+    pub(super) fn put_back(&mut self, unsent: RequestBody) {
+        if let (Self::Streamed { body, .. }, RequestBody::Streamed(streamed)) = (self, unsent) {
+            *body = Some(streamed);
+        }
+    }
 }
 
 /// A request body on its way to an instance.
@@ -73,19 +138,18 @@ pub(super) enum RequestBody {
 
 /// A body that is passed on as it comes.
 pub(super) struct Streamed {
-    pub(super) inner: Incoming,
-    pub(super) idle: Idle,
-    /// Set when the client is to blame for the end.
-    pub(super) fault: Rc<Cell<Option<ClientFault>>>,
+    inner: Incoming,
+    idle: Idle,
+    progress: Rc<Progress>,
     /// With `Expect: 100-continue`: opened by the instance's 100. Until then nothing is asked of the client.
-    pub(super) gate: Option<Gate>,
+    gate: Option<Gate>,
 }
 
 /// Holds a body back until the instance asks for it, or has said nothing for a second (RFC 9110 10.1.1 lets a client send
 /// then as well).
-pub(super) struct Gate {
-    pub(super) opened: oneshot::Receiver<()>,
-    pub(super) patience: Pin<Box<Sleep>>,
+struct Gate {
+    opened: oneshot::Receiver<()>,
+    patience: Pin<Box<Sleep>>,
 }
 
 impl Gate {
@@ -106,16 +170,17 @@ impl Streamed {
         match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 self.idle.progress();
+                self.progress.frames.set(self.progress.frames.get() + 1);
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(error))) => {
-                self.fault.set(Some(ClientFault::Broken));
+                self.progress.fault.set(Some(ClientFault::Broken));
                 Poll::Ready(Some(Err(io::Error::other(error))))
             }
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 ready!(self.idle.poll_expired(cx));
-                self.fault.set(Some(ClientFault::Silent));
+                self.progress.fault.set(Some(ClientFault::Silent));
                 Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())))
             }
         }
@@ -205,6 +270,14 @@ impl Gathering {
     }
 }
 
+/// An answer's body before it goes to the client.
+pub(super) enum AnswerBody {
+    /// Read to its end.
+    Whole(Bytes),
+    /// Read in part, or not at all.
+    Streamed(Gathering),
+}
+
 enum Source {
     Whole(Bytes),
     Streamed { parts: VecDeque<Bytes>, rest: Incoming, idle: Idle },
@@ -219,20 +292,23 @@ pub(super) struct ResponseBody {
 }
 
 impl ResponseBody {
-    /// A body that is there already.
-    pub(super) fn whole(bytes: Bytes, flight: Box<Flight>) -> Self {
+    /// An instance's.
+    pub(super) fn new(body: AnswerBody, silence: Duration, lease: Lease, flight: Box<Flight>) -> Self {
+        match body {
+            AnswerBody::Whole(bytes) => {
+                lease.give_back();
+                Self::local(bytes, flight)
+            }
+            AnswerBody::Streamed(Gathering { parts, rest }) => {
+                let source = Source::Streamed { parts, rest, idle: Idle::new(silence) };
+                Self { source, lease: Some(lease), flight: Some(flight) }
+            }
+        }
+    }
+
+    /// One that needs no connection any more.
+    pub(super) fn local(bytes: Bytes, flight: Box<Flight>) -> Self {
         Self { source: Source::Whole(bytes), lease: None, flight: Some(flight) }
-    }
-
-    /// A body that is passed on as it comes.
-    pub(super) fn streamed(rest: Incoming, silence: Duration, lease: Lease, flight: Box<Flight>) -> Self {
-        Self::gathered(Gathering::new(rest), silence, lease, flight)
-    }
-
-    /// A body of which a part was read.
-    pub(super) fn gathered(read: Gathering, silence: Duration, lease: Lease, flight: Box<Flight>) -> Self {
-        let source = Source::Streamed { parts: read.parts, rest: read.rest, idle: Idle::new(silence) };
-        Self { source, lease: Some(lease), flight: Some(flight) }
     }
 
     fn ended(&self) -> bool {
@@ -328,3 +404,6 @@ impl Drop for ResponseBody {
         }
     }
 }
+
+/// How long a client that expects a 100 is kept waiting for the instance's word.
+const PATIENCE: Duration = Duration::from_secs(1);

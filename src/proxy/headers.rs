@@ -56,7 +56,8 @@ fn is_ours(name: &str) -> bool {
 /// Removes what `Connection` nominates; refuses when `protected` holds one of the names.
 fn strip_nominated(headers: &mut HeaderMap, protected: impl Fn(&HeaderName) -> bool) -> Result<(), Reason> {
     let plain = |token: &[u8]| {
-        token.is_empty() || [b"close".as_slice(), b"keep-alive", b"te", b"upgrade"].iter().any(|t| token.eq_ignore_ascii_case(t))
+        token.is_empty()
+            || [b"close".as_slice(), b"keep-alive", b"te", b"upgrade"].iter().any(|t| token.eq_ignore_ascii_case(t))
     };
     // Nearly always there is nothing beyond `close` and `keep-alive`: no allocation then.
     if tokens(headers, &header::CONNECTION).all(plain) {

@@ -20,7 +20,7 @@ use tokio::{net::TcpStream, task::spawn_local, time::timeout_at};
 
 use super::{body::RequestBody, io::Socket};
 use crate::{
-    routing::{InstanceCell, InstanceEntry},
+    routing::{InFlight, InstanceCell, InstanceEntry},
     telemetry::{Clock, Metrics},
     types::Mono,
 };
@@ -177,7 +177,8 @@ impl Pool {
     fn check(&self, addr: SocketAddr) -> Result<(), ConnectFault> {
         let same = |own: &SocketAddr| {
             let ip = addr.ip().to_canonical();
-            own.port() == addr.port() && (own.ip() == ip || own.ip().is_unspecified() && ip.is_loopback() || ip.is_unspecified())
+            own.port() == addr.port()
+                && (own.ip() == ip || own.ip().is_unspecified() && ip.is_loopback() || ip.is_unspecified())
         };
         if self.own.iter().any(same) { Err(ConnectFault::OwnAddress(addr)) } else { Ok(()) }
     }
@@ -208,18 +209,20 @@ impl Pool {
 
 /// A connection in use; goes back when its response was read to the end, and is closed when it is dropped before.
 pub(super) struct Lease {
-    pub(super) pool: Rc<Pool>,
-    pub(super) key: usize,
+    pool: Rc<Pool>,
+    key: usize,
     pub(super) link: Link,
+    /// Counts the request as in flight at its instance.
+    _in_flight: InFlight,
 }
 
 impl Lease {
     pub(super) fn new(pool: Rc<Pool>, instance: &InstanceEntry, link: Link) -> Self {
-        Self { pool, key: key(&instance.cell), link }
+        Self { pool, key: key(&instance.cell), link, _in_flight: instance.cell.enter() }
     }
 
     pub(super) fn give_back(self) {
-        let Self { pool, key, link } = self;
+        let Self { pool, key, link, .. } = self;
         pool.give_back(key, link);
     }
 }

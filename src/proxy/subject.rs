@@ -72,7 +72,8 @@ mod tests {
 
     #[test]
     fn headers_cookies_and_several_joined() {
-        let headers = map(&[("x-user-id", "u1"), ("x-tenant", "t1"), ("cookie", "a=b; sid=\"s1\"; c"), ("cookie", "z=1")]);
+        let headers =
+            map(&[("x-user-id", "u1"), ("x-tenant", "t1"), ("cookie", "a=b; sid=\"s1\"; c"), ("cookie", "z=1")]);
         let get = |parts: &[&str]| extract(&source(parts), &headers, false).map(Cow::into_owned);
         assert_eq!(get(&["x-user-id"]).as_deref(), Some("u1"));
         assert_eq!(get(&["cookie:sid"]).as_deref(), Some("s1"));
@@ -83,9 +84,8 @@ mod tests {
 
     #[test]
     fn doubt_means_no_subject() {
-        let headers = map(&[
-            ("x-user-id", "u1"), ("x-user-id", "u2"), ("x-empty", " "), ("cookie", "s=1; s=2; t=1; t=1"),
-        ]);
+        let headers =
+            map(&[("x-user-id", "u1"), ("x-user-id", "u2"), ("x-empty", " "), ("cookie", "s=1; s=2; t=1; t=1")]);
         for part in ["x-user-id", "x-empty", "cookie:s"] {
             assert_eq!(extract(&source(&[part]), &headers, false), None, "{part}");
         }

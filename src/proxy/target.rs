@@ -48,7 +48,9 @@ pub(super) fn resolve(
     }
     let from_target = match (uri.scheme(), uri.authority()) {
         (None, None) if uri.path().starts_with('/') => None,
-        (Some(scheme), Some(authority)) if *scheme == Scheme::HTTP => Some(parse(authority.as_str(), Reason::BadTarget)?),
+        (Some(scheme), Some(authority)) if *scheme == Scheme::HTTP => {
+            Some(parse(authority.as_str(), Reason::BadTarget)?)
+        }
         // `*`, `products`, `ftp://...`, `https://...`: nothing that a path on an instance could be made of.
         _ => return Err(Reason::BadTarget),
     };
@@ -97,9 +99,8 @@ fn parse(authority: &str, fault: Reason) -> Result<Wanted, Reason> {
         Some(at) if !authority[at..].contains(']') => (&authority[..at], Some(&authority[at + 1..])),
         _ => (authority, None),
     };
-    let port_fine = port.is_none_or(|port| {
-        !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok()
-    });
+    let port_fine = port
+        .is_none_or(|port| !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok());
     let name = name.strip_suffix('.').unwrap_or(name);
     let literal = name.starts_with('[') && name.ends_with(']') && name.len() > 2;
     let inner = if literal { &name[1..name.len() - 1] } else { name };
@@ -129,7 +130,13 @@ mod tests {
     #[test]
     fn host_is_needed_once_and_valid() {
         let bad: [&[&str]; 8] = [
-            &[], &["orders", "billing"], &["orders", "orders"], &[""], &["orders/x"], &["a@orders"], &["orders:99999"],
+            &[],
+            &["orders", "billing"],
+            &["orders", "orders"],
+            &[""],
+            &["orders/x"],
+            &["a@orders"],
+            &["orders:99999"],
             &["orders:"],
         ];
         for hosts in bad {
@@ -164,7 +171,8 @@ mod tests {
 
     #[test]
     fn paths_go_through_unchanged() {
-        for path in ["/a/../b", "/a/%2e%2e/b", "//a", "/a%2Fb", "/a%2fb", "/a;v=1/b", "/a?x=/../y", "/%00", "/a?", "/?"] {
+        for path in ["/a/../b", "/a/%2e%2e/b", "//a", "/a%2Fb", "/a%2fb", "/a;v=1/b", "/a?x=/../y", "/%00", "/a?", "/?"]
+        {
             assert_eq!(run(path, &["orders"], Version::HTTP_11).unwrap().1, path);
             let absolute = format!("http://orders{path}");
             assert_eq!(run(&absolute, &["orders"], Version::HTTP_11).unwrap().1, path);

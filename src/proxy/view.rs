@@ -2,13 +2,15 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc};
 
+use http::HeaderValue;
 use rustc_hash::FxHashMap;
 
+use super::headers::name_value;
 use crate::{
     config::ServiceRule,
     routing::{Decision, ServiceView, Snapshot},
     telemetry::{InstanceSeries, Metrics},
-    types::{Lane, ServiceName, SubjectSource},
+    types::{ServiceName, SubjectSource},
 };
 
 /// One snapshot, and what was resolved of it so far.
@@ -41,7 +43,7 @@ impl View {
             subject,
             route_key: rule.and_then(|rule| rule.route_key.clone()),
             request_id: rule.is_some_and(|rule| rule.request_id_as_subject),
-            series: RefCell::new(vec![None; view.instances.len()]),
+            prepared: RefCell::new(vec![None; view.instances.len()]),
         });
         self.services.borrow_mut().insert(view.name.clone(), service.clone());
         Some(service)
@@ -56,7 +58,15 @@ pub(super) struct Service {
     /// `None`: the subject.
     pub(super) route_key: Option<SubjectSource>,
     pub(super) request_id: bool,
-    series: RefCell<Vec<Option<Arc<InstanceSeries>>>>,
+    prepared: RefCell<Vec<Option<Rc<Prepared>>>>,
+}
+
+/// What every request to an instance needs of it, ready made.
+pub(super) struct Prepared {
+    pub(super) series: Arc<InstanceSeries>,
+    pub(super) id: HeaderValue,
+    pub(super) version: HeaderValue,
+    pub(super) lane: HeaderValue,
 }
 
 impl Service {
@@ -65,25 +75,25 @@ impl Service {
         view.snapshot.service(self.name.as_str())
     }
 
-    /// Counters of an instance; the registry is asked once per view and thread.
-    pub(super) fn series(&self, view: &View, at: u16, metrics: &Metrics) -> Arc<InstanceSeries> {
+    /// What requests to an instance need; made at the first one per view and thread.
+    pub(super) fn prepared(&self, view: &View, at: u16, metrics: &Metrics) -> Option<Rc<Prepared>> {
         let at = usize::from(at);
-        if let Some(Some(series)) = self.series.borrow().get(at) {
-            return series.clone();
+        if let Some(prepared) = self.prepared.borrow().get(at)? {
+            return Some(prepared.clone());
         }
-        match self.view(view).and_then(|service| service.instances.get(at)) {
-            Some(entry) => {
-                let series = metrics.instance(entry);
-                self.series.borrow_mut()[at] = Some(series.clone());
-                series
-            }
-            None => metrics.unanswered(self.name.as_str(), "other"),
-        }
+        let entry = self.view(view)?.instances.get(at)?;
+        let prepared = Rc::new(Prepared {
+            series: metrics.instance(entry),
+            id: name_value(entry.record.id.as_str()),
+            version: name_value(entry.record.version.as_str()),
+            lane: name_value(entry.record.lane.as_str()),
+        });
+        self.prepared.borrow_mut()[at] = Some(prepared.clone());
+        Some(prepared)
     }
 
     /// The decided lane.
     pub(super) fn lane<'a>(&self, view: &'a View, decision: &Decision) -> Option<&'a str> {
-        let service = self.view(view)?;
-        Some(service.policy.as_ref().map_or(Lane::STABLE, |policy| policy.lane(decision.lane.lane).as_str()))
+        Some(self.view(view)?.decided(&decision.lane).name.as_str())
     }
 }
