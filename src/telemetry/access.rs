@@ -137,7 +137,8 @@ impl AccessLogger {
             None => Box::new(io::stdout()),
             Some(path) => {
                 let file = OpenOptions::new().create(true).append(true).open(path).map_err(|error| {
-                    let reason = format!("access log {}: {error}; create its directory or set access_log.path", path.display());
+                    let reason =
+                        format!("access log {}: {error}; create its directory or set access_log.path", path.display());
                     io::Error::new(error.kind(), reason)
                 })?;
                 Box::new(file)
@@ -164,7 +165,12 @@ fn threshold(share: f64) -> u64 {
     (share.clamp(0.0, 1.0) * u64::MAX as f64) as u64
 }
 
-fn write_all(queue: &Receiver<Box<AccessEntry>>, mut out: BufWriter<Box<dyn Write + Send>>, format: LogFormat, hash: bool) {
+fn write_all(
+    queue: &Receiver<Box<AccessEntry>>,
+    mut out: BufWriter<Box<dyn Write + Send>>,
+    format: LogFormat,
+    hash: bool,
+) {
     let mut failing = false;
     while let Ok(first) = queue.recv() {
         let mut next = Some(first);
@@ -267,8 +273,19 @@ mod tests {
     fn a_json_line_has_every_name() {
         let line: serde_json::Value = serde_json::from_str(&logged(LogFormat::Json, false)).unwrap();
         for name in [
-            "route_key", "user_id", "gray_result", "bucket", "hash_value", "target_instance", "target_version",
-            "target_lane", "ring_version", "snapshot_version", "snapshot_age_ms", "policy_version", "retry_count",
+            "route_key",
+            "user_id",
+            "gray_result",
+            "bucket",
+            "hash_value",
+            "target_instance",
+            "target_version",
+            "target_lane",
+            "ring_version",
+            "snapshot_version",
+            "snapshot_age_ms",
+            "policy_version",
+            "retry_count",
             "fallback_reason",
         ] {
             assert!(line.get(name).is_some(), "{name} is missing in {line}");

@@ -211,13 +211,15 @@ fn known(snapshot: &Snapshot, key: &InstanceKey) -> bool {
         return true;
     }
     let Some(service) = snapshot.service(&key.service) else { return false };
-    key.instance == NONE
-        || service.instances.iter().any(|entry| {
-            let record = &entry.record;
-            record.id.as_str() == key.instance
-                && record.lane.as_str() == key.lane
-                && record.version.as_str() == key.version
-        })
+    if key.instance == NONE {
+        return true;
+    }
+    // Instances are sorted by id; two owners may announce the same.
+    let first = service.instances.partition_point(|entry| entry.record.id.as_str() < key.instance.as_str());
+    service.instances[first..]
+        .iter()
+        .take_while(|entry| entry.record.id.as_str() == key.instance)
+        .any(|entry| entry.record.lane.as_str() == key.lane && entry.record.version.as_str() == key.version)
 }
 
 #[cfg(test)]

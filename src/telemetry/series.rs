@@ -118,8 +118,7 @@ impl InstanceSeries {
 }
 
 /// Upper bounds of the latency buckets in seconds; fine around a millisecond, where a mesh lives.
-const BOUNDS: [f64; 14] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const BOUNDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Latency of one service's lane, request head to end of the response body.
 #[derive(Debug, Default)]
@@ -252,8 +251,7 @@ impl Collector for SeriesTable {
         }
         let help = "Request head to end of response body";
         let unit = prometheus_client::registry::Unit::Seconds;
-        let mut family =
-            encoder.encode_descriptor("request_duration", help, Some(&unit), MetricType::Histogram)?;
+        let mut family = encoder.encode_descriptor("request_duration", help, Some(&unit), MetricType::Histogram)?;
         for ((service, lane), series) in &lanes {
             let (sum, count, buckets) = series.read();
             let none: Option<&HashMap<usize, Exemplar<NoLabelSet, f64>>> = None;
@@ -268,12 +266,7 @@ mod tests {
     use super::*;
 
     fn key(instance: &str) -> InstanceKey {
-        InstanceKey {
-            service: "orders".into(),
-            lane: "stable".into(),
-            version: "v1".into(),
-            instance: instance.into(),
-        }
+        InstanceKey { service: "orders".into(), lane: "stable".into(), version: "v1".into(), instance: instance.into() }
     }
 
     #[test]
