@@ -173,12 +173,15 @@ async fn a_browser_is_no_way_in() {
         admin.ask(&format!("GET /v1/members HTTP/1.1\norigin: {origin}")).await.refused(403, "from elsewhere");
     }
     assert_eq!(admin.ask("GET /v1/members HTTP/1.1\norigin: http://HOST").await.status, 200);
-    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp"] {
+    for kind in
+        ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp"]
+    {
         let form = format!("POST /v1/drain HTTP/1.1\ncontent-type: {kind}\n{auth}\n\n{{}}");
         admin.ask(&form).await.refused(415, "orders are JSON");
     }
     admin.ask(&format!("POST /v1/drain HTTP/1.1\n{auth}\n\n{{}}")).await.refused(415, "orders are JSON");
-    for wrong in ["", "\nauthorization: Bearer 00", "\nauthorization: Basic 0123", &format!("\nauthorization: {TOKEN}")] {
+    for wrong in ["", "\nauthorization: Bearer 00", "\nauthorization: Basic 0123", &format!("\nauthorization: {TOKEN}")]
+    {
         let order = format!("POST /v1/drain HTTP/1.1\n{json}{wrong}\n\n{{}}");
         admin.ask(&order).await.refused(401, "token is missing or wrong");
     }
@@ -202,7 +205,9 @@ async fn answers_stay_out_of_caches_and_foreign_pages() {
     let admin = started().await;
     for path in ["/v1/members", "/nosuch"] {
         let head = admin.get(path).await.head;
-        for header in ["cache-control: no-store", "x-content-type-options: nosniff", "cross-origin-resource-policy: same-origin"] {
+        for header in
+            ["cache-control: no-store", "x-content-type-options: nosniff", "cross-origin-resource-policy: same-origin"]
+        {
             assert!(head.contains(header), "{head}");
         }
         assert!(!head.contains("access-control-allow"), "{head}");
@@ -214,7 +219,11 @@ async fn wrong_methods_name_the_right_ones() {
     let admin = started().await;
     let reply = admin.order("PUT", "/v1/instances/n1", "{}").await;
     reply.refused(405, "does not take PUT");
-    assert!(reply.head.contains("allow: ") && reply.head.contains("patch") && reply.head.contains("delete"), "{}", reply.head);
+    assert!(
+        reply.head.contains("allow: ") && reply.head.contains("patch") && reply.head.contains("delete"),
+        "{}",
+        reply.head
+    );
     for path in ["/v1/members", "/metrics", "/health", "/v1/route/orders"] {
         admin.order("POST", path, "{}").await.refused(405, "does not take POST");
     }
@@ -239,7 +248,10 @@ async fn orders_reach_the_agent_and_its_answer_comes_back() {
     assert_eq!(admin.order("POST", "/v1/rollback/orders", r#"{"reason":"errors"}"#).await.json()["off"], true);
     assert_eq!(admin.order("POST", "/v1/leave", "").await.status, 200);
     let told = admin.told.take();
-    assert!(told.contains(&"drain [n1] by ann: disk".to_owned()) && told.contains(&"rollback orders: errors".to_owned()), "{told:?}");
+    assert!(
+        told.contains(&"drain [n1] by ann: disk".to_owned()) && told.contains(&"rollback orders: errors".to_owned()),
+        "{told:?}"
+    );
     assert!(told.contains(&"deregister x1".to_owned()) && told.contains(&"leave".to_owned()), "{told:?}");
 }
 

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    handle::Ask, run::{Agent, Watch}, CommandError, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo,
+    CommandError, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo,
+    handle::Ask,
+    run::{Agent, Watch},
 };
 use crate::{
     config::{Check, parse_check},
@@ -138,7 +140,11 @@ impl Agent {
                 owner_state: owner.map_or(MemberState::Down, |member| member.state),
                 local: &record.owner == self.node.id(),
                 stale: owner.is_some_and(|member| member.stale),
-                excluded: seen.and_then(|i| i.excluded).map(|why| why.as_str().to_owned()),
+                excluded: match seen {
+                    Some(entry) => entry.excluded.map(|why| why.as_str().to_owned()),
+                    // Held, but the routing view with it is still being built or held back.
+                    None => Some("not-in-view-yet".to_owned()),
+                },
             }
         };
         let mut infos: Vec<InstanceInfo> =

@@ -56,13 +56,22 @@ impl MeshMetrics {
             changes,
             instances: gauge("lanemesh_instances", "Instance records held, withdrawn ones left out"),
             policies: gauge("lanemesh_policies", "Lane policies held"),
-            health: gauge("lanemesh_health_score", "Local health score: 0 is well, higher waits longer before it accuses"),
+            health: gauge(
+                "lanemesh_health_score",
+                "Local health score: 0 is well, higher waits longer before it accuses",
+            ),
             backlog: gauge("lanemesh_gossip_backlog", "Statements waiting to be spread"),
             connections: gauge("lanemesh_peer_connections", "Open QUIC connections to peers"),
             snapshot: gauge("lanemesh_snapshot_version", "Version of the routing snapshot in force"),
-            moved: gauge("lanemesh_snapshot_keys_moved_basis_points", "Share of sampled keys that the last snapshot moved"),
+            moved: gauge(
+                "lanemesh_snapshot_keys_moved_basis_points",
+                "Share of sampled keys that the last snapshot moved",
+            ),
             build_micros: gauge("lanemesh_snapshot_build_microseconds", "Time that the last snapshot took to build"),
-            build_faults: counter("lanemesh_snapshot_build_faults", "Services whose new view was refused, the last good one kept"),
+            build_faults: counter(
+                "lanemesh_snapshot_build_faults",
+                "Services whose new view was refused, the last good one kept",
+            ),
             refused: counter("lanemesh_statements_refused", "Statements of peers that were not believed"),
             malformed: counter("lanemesh_malformed", "Envelopes or frames of peers that could not be read"),
             name_claims: counter("lanemesh_name_claims", "Other processes that claimed this node's name"),
@@ -93,7 +102,8 @@ impl MeshMetrics {
 
     /// Takes the present numbers; called about once a second.
     pub fn observe(&self, node: &Node, net: &Net) {
-        let mut by_state = [MemberState::Alive, MemberState::Doubtful, MemberState::Down, MemberState::Left].map(|s| (s, 0));
+        let mut by_state =
+            [MemberState::Alive, MemberState::Doubtful, MemberState::Down, MemberState::Left].map(|s| (s, 0));
         for (id, entry) in node.catalog().members() {
             let state = match node.membership().state(id) {
                 _ if entry.has_left() => MemberState::Left,

@@ -10,9 +10,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
+    NodeInfo, StateDir,
     handle::{Ask, Handle},
     metrics::MeshMetrics,
-    seeds, views, NodeInfo, StateDir,
+    seeds, views,
 };
 use crate::{
     config::Check,
@@ -125,7 +126,13 @@ impl Agent {
         let (asks, inbox) = mpsc::channel(ASKS);
         let (done, ended) = oneshot::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
-        let builder = views::Builder::start(config.locality.clone(), config.clock, snapshot.clone(), config.metrics.clone(), config.ready.clone());
+        let builder = views::Builder::start(
+            config.locality.clone(),
+            config.clock,
+            snapshot.clone(),
+            config.metrics.clone(),
+            config.ready.clone(),
+        );
         let seeds = seeds::watch(config.seeds);
         let mut agent = Self {
             node: config.node,
@@ -235,7 +242,9 @@ impl Agent {
         while let Some(output) = self.node.poll_output() {
             match output {
                 Output::Send { to, addr, bytes } => self.net.send(&to, addr, bytes),
-                Output::OpenSync { token, node, addr, request } => self.net.open_sync(token, node.as_ref(), addr, request),
+                Output::OpenSync { token, node, addr, request } => {
+                    self.net.open_sync(token, node.as_ref(), addr, request)
+                }
                 Output::SyncReply { id, bytes } => self.net.reply(id, bytes),
                 Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
                 Output::Retire(node) => self.net.retire(&node),
@@ -288,7 +297,9 @@ impl Agent {
         }
         if let Some((waiting, _)) = self.leaving.take() {
             // Whoever asked may have gone; the leave stands.
-            waiting.into_iter().for_each(|back| drop(back.send(())));
+            for back in waiting {
+                let _ = back.send(());
+            }
         }
         self.ended = Some(Ended::Left);
     }
@@ -299,7 +310,6 @@ impl Agent {
         let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
     }
 }
-
 
 fn dial_error(fault: NetFault) -> DialError {
     match fault {

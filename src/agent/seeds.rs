@@ -47,7 +47,10 @@ async fn resolve(seeds: &[String], failing: &mut BTreeSet<String>) -> BTreeSet<S
             Err(error) => {
                 // Once per outage, not once per look-up.
                 if failing.insert(seed.clone()) {
-                    tracing::warn!("seed `{seed}` does not resolve: {error}; it is tried again every {} s", EVERY.as_secs());
+                    tracing::warn!(
+                        "seed `{seed}` does not resolve: {error}; it is tried again every {} s",
+                        EVERY.as_secs()
+                    );
                 }
             }
         }

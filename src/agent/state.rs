@@ -49,7 +49,8 @@ impl StateDir {
         };
         fs::create_dir_all(dir).map_err(at(dir))?;
         let lock_path = dir.join(LOCK);
-        let lock = fs::File::options().create(true).write(true).truncate(false).open(&lock_path).map_err(at(&lock_path))?;
+        let lock =
+            fs::File::options().create(true).write(true).truncate(false).open(&lock_path).map_err(at(&lock_path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => return Err(StateError::InUse(dir.to_owned())),
@@ -78,7 +79,10 @@ impl StateDir {
             Ok(stored) => stored,
             Err(fault) => {
                 let aside = self.dir.join("state.damaged");
-                let kept = fs::rename(&path, &aside).map_or_else(|e| format!("could not be set aside: {e}"), |()| format!("kept as {}", aside.display()));
+                let kept = fs::rename(&path, &aside).map_or_else(
+                    |e| format!("could not be set aside: {e}"),
+                    |()| format!("kept as {}", aside.display()),
+                );
                 tracing::warn!("state file {}: {fault}; {kept}; starting without it", path.display());
                 Stored::default()
             }
@@ -112,7 +116,10 @@ impl StateDir {
                     if let Err(error) = &written
                         && !failing
                     {
-                        tracing::warn!("state file {}: {error}; going on without it, a restart will know less", path.display());
+                        tracing::warn!(
+                            "state file {}: {error}; going on without it, a restart will know less",
+                            path.display()
+                        );
                     }
                     failing = written.is_err();
                 }

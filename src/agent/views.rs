@@ -17,7 +17,13 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    pub fn start(locality: Locality, clock: Clock, place: Arc<ArcSwap<Snapshot>>, metrics: Arc<MeshMetrics>, ready: Arc<Ready>) -> Self {
+    pub fn start(
+        locality: Locality,
+        clock: Clock,
+        place: Arc<ArcSwap<Snapshot>>,
+        metrics: Arc<MeshMetrics>,
+        ready: Arc<Ready>,
+    ) -> Self {
         let (tables, inbox) = mpsc::channel::<Arc<CandidateTable>>();
         let run = move || {
             let mut builder = routing::Builder::new(locality);

@@ -16,7 +16,9 @@ pub(super) fn address(gossip: &Gossip, bound: SocketAddr) -> Result<SocketAddr> 
     }
     let ip = if wanted.ip().is_unspecified() { towards(gossip, bound)? } else { wanted.ip() };
     let addr = SocketAddr::new(ip, port);
-    if ip.is_loopback() && gossip.seeds.iter().filter_map(|seed| seed.parse().ok()).any(|seed: SocketAddr| !seed.ip().is_loopback()) {
+    if ip.is_loopback()
+        && gossip.seeds.iter().filter_map(|seed| seed.parse().ok()).any(|seed: SocketAddr| !seed.ip().is_loopback())
+    {
         bail!(
             "this sidecar would advertise {addr}, which its seeds can't reach: set gossip.advertise to this pod's own IP address"
         );

@@ -248,7 +248,8 @@ fn check_applications(mut watches: mpsc::UnboundedReceiver<Watch>, handle: Handl
         while let Some(watch) = watches.recv().await {
             match watch {
                 Watch::Start { id, host, port, check } => {
-                    let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+                    let authority =
+                        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
                     probes.check(probe::Target { id, authority, check });
                 }
                 Watch::Stop(id) => probes.forget(&id),

@@ -12,9 +12,11 @@ use tokio::net::TcpListener;
 
 /// Serves until the process ends; prints the bound address first.
 pub async fn serve(listen: SocketAddr, instance: &str, version: &str) -> Result<()> {
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("the demo's application can't bind {listen}"))?;
+    let listener =
+        TcpListener::bind(listen).await.with_context(|| format!("the demo's application can't bind {listen}"))?;
     println!("{}", listener.local_addr()?);
-    let body = Bytes::from(format!("{{\"service\":\"orders\",\"instance\":\"{instance}\",\"version\":\"{version}\"}}\n"));
+    let body =
+        Bytes::from(format!("{{\"service\":\"orders\",\"instance\":\"{instance}\",\"version\":\"{version}\"}}\n"));
     loop {
         let (stream, _) = match listener.accept().await {
             Ok(accepted) => accepted,

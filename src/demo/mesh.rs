@@ -138,7 +138,8 @@ impl Mesh {
             .context("can't start the demo's application")?;
         let out = child.stdout.take().context("no standard output")?;
         let mut lines = BufReader::new(out).lines();
-        let addr = tokio::time::timeout(READY_WAIT, lines.next_line()).await.context("the application does not start")??;
+        let addr =
+            tokio::time::timeout(READY_WAIT, lines.next_line()).await.context("the application does not start")??;
         pod.app_addr = Some(addr.context("the application ended at once")?);
         pod.app = Some(child);
         Ok(())
@@ -173,7 +174,8 @@ impl Mesh {
 
     fn write_config(&self, at: usize) -> Result<PathBuf> {
         let (pod, dir) = (&self.pods[at], self.pod_dir(&self.pods[at].name));
-        let seeds: Vec<String> = self.pods.iter().filter(|p| p.name != pod.name).filter_map(|p| p.gossip.clone()).collect();
+        let seeds: Vec<String> =
+            self.pods.iter().filter(|p| p.name != pod.name).filter_map(|p| p.gossip.clone()).collect();
         let path = |file: &str| dir.join(file).display().to_string();
         let mut text = format!(
             "node = {name:?}\ndata_dir = {data:?}\n\n[identity]\ncertificate = {cert:?}\nkey = {key:?}\nca = {ca:?}\n\n\
@@ -181,8 +183,8 @@ impl Mesh {
              [admin]\nbind = \"127.0.0.1:0\"\n",
             name = pod.name,
             data = path("data"),
-            cert = path("node.pem"),
-            key = path("node.key"),
+            cert = path(&format!("{}.pem", pod.name)),
+            key = path(&format!("{}-key.pem", pod.name)),
             ca = path("ca.pem"),
             gossip = pod.gossip.as_deref().unwrap_or("127.0.0.1:0"),
         );
@@ -282,7 +284,11 @@ impl Mesh {
 
     /// Where to look when something went wrong.
     pub fn hint(&self) -> String {
-        if self.keep_logs { format!("the sidecars' logs are in {}", self.dir.display()) } else { "the demo could not run".into() }
+        if self.keep_logs {
+            format!("the sidecars' logs are in {}", self.dir.display())
+        } else {
+            "the demo could not run".into()
+        }
     }
 
     /// Lines to paste while the mesh is left running.

@@ -95,13 +95,21 @@ impl Story {
     }
 
     /// Raises the canary; `expected` users should be on it then, give or take four standard deviations.
-    async fn raise(&mut self, mesh: &Mesh, screen: &mut Screen, load: &Load, percent: u16, expected: f64) -> Result<()> {
+    async fn raise(
+        &mut self,
+        mesh: &Mesh,
+        screen: &mut Screen,
+        load: &Load,
+        percent: u16,
+        expected: f64,
+    ) -> Result<()> {
         let (before, moves) = (places(load), count_moves(load));
         let change = json!({ "sizes": { "canary": percent * 100 }, "reason": "demo" });
         // Any node takes the order; it reaches all the others by gossip.
         mesh.order(&mesh.pods[0], Method::PATCH, "/v1/policies/orders", &change).await?;
         self.await_policy(mesh, false).await?;
-        act(screen, load, &format!("canary {percent} %: set on orders-1, in force in the whole mesh"), Instant::now()).await;
+        act(screen, load, &format!("canary {percent} %: set on orders-1, in force in the whole mesh"), Instant::now())
+            .await;
         let after = places(load);
         self.policy_moves.push(moves..count_moves(load));
         let on = |places: &Places| -> BTreeSet<usize> {
@@ -142,12 +150,21 @@ impl Story {
         self.add(
             "users moved by the kill = exactly those of the killed instance",
             strangers == 0 && movers.len() == mine.len(),
-            format!("{} of its {} users moved, {strangers} others", movers.len() - strangers.min(movers.len()), mine.len()),
+            format!(
+                "{} of its {} users moved, {strangers} others",
+                movers.len() - strangers.min(movers.len()),
+                mine.len()
+            ),
         );
         self.add("each to the next instance in its ring order", astray == 0, format!("{astray} elsewhere"));
         let latencies = load.take_latencies();
         let at = |share: f64| f64::from(latencies[((latencies.len() - 1) as f64 * share) as usize]) / 1000.0;
-        screen.say(&format!("  latency over the kill: median {:.2} ms, 99 % {:.2} ms, slowest {:.1} ms", at(0.5), at(0.99), at(1.0)));
+        screen.say(&format!(
+            "  latency over the kill: median {:.2} ms, 99 % {:.2} ms, slowest {:.1} ms",
+            at(0.5),
+            at(0.99),
+            at(1.0)
+        ));
 
         screen.say(&format!("starting {name} again, under its name and addresses"));
         mesh.restart(VICTIM).await?;
@@ -200,7 +217,11 @@ impl Story {
         self.add(
             "after the rollback nobody is on canary within 1 s, asked of every sidecar",
             everywhere <= ROLLBACK_LIMIT && still == 0 && left == 0 && late == 0,
-            format!("{} ms until all {asked} sidecars agreed; {left} of {} users still served by canary", everywhere.as_millis(), on_canary.len()),
+            format!(
+                "{} ms until all {asked} sidecars agreed; {left} of {} users still served by canary",
+                everywhere.as_millis(),
+                on_canary.len()
+            ),
         );
         Ok(())
     }

@@ -149,6 +149,15 @@ impl Node {
         }
     }
 
+    /// What takes traffic away is never held back, nor is the first instance of a service: no ring can be shaken yet.
+    pub(super) fn instance_changed(&mut self, before: Option<&InstanceRecord>, after: &InstanceRecord) {
+        let mut others = self.catalog.instances().map(|entry| &*entry.record).filter(|record| {
+            record.service == after.service && (&record.owner, &record.id) != (&after.owner, &after.id)
+        });
+        let urgent = leaves_traffic(before, after) || (takes_traffic(after) && !others.any(takes_traffic));
+        self.view.changed(if urgent { Urgency::Now } else { Urgency::Coalesced });
+    }
+
     /// Somebody passes on what was signed with this node's name: an earlier run, this run, or a second process.
     fn about_me(&mut self, now: Now, from: &NodeId, statement: &Statement, body: &Body) -> Option<Statement> {
         let me = self.catalog.member(&self.config.node)?;
@@ -204,8 +213,11 @@ impl Node {
     }
 }
 
-/// Whether a change takes traffic away from an instance: such changes are never held.
+/// Whether a change takes traffic away from an instance.
 fn leaves_traffic(before: Option<&InstanceRecord>, after: &InstanceRecord) -> bool {
-    let out = |r: &InstanceRecord| r.removed || r.drain.is_some() || r.weight == 0 || r.health == Health::Critical;
-    out(after) && before.is_some_and(|before| !out(before))
+    before.is_some_and(takes_traffic) && !takes_traffic(after)
+}
+
+fn takes_traffic(record: &InstanceRecord) -> bool {
+    !record.removed && record.drain.is_none() && record.weight > 0 && record.health != Health::Critical
 }

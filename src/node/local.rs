@@ -332,7 +332,7 @@ impl Node {
         let urgent =
             record.removed || record.drain.is_some() || record.weight == 0 || record.health == Health::Critical;
         self.say(now, &body, if urgent && before.is_some() { Spread::Flood } else { Spread::Eager });
-        self.view.changed(if urgent { Urgency::Now } else { Urgency::Coalesced });
+        self.instance_changed(before.as_ref(), &record);
         self.settle(now);
         Ok(record)
     }

@@ -77,6 +77,7 @@ struct Shared {
     draining: AtomicBool,
     connections: AtomicUsize,
     in_flight: AtomicUsize,
+    requests: AtomicUsize,
 }
 
 /// The running proxy.
@@ -109,6 +110,11 @@ impl Running {
     /// Requests in flight, response bodies included.
     pub fn in_flight(&self) -> usize {
         self.shared.in_flight.load(Relaxed)
+    }
+
+    /// Requests begun since the start; wraps around.
+    pub fn requests(&self) -> usize {
+        self.shared.requests.load(Relaxed)
     }
 
     /// Open client connections.
@@ -285,6 +291,7 @@ impl Worker {
 
     pub(super) fn request_began(&self) {
         self.shared.in_flight.fetch_add(1, Relaxed);
+        self.shared.requests.fetch_add(1, Relaxed);
         self.metrics.in_flight.inc();
     }
 
