@@ -1,0 +1,7 @@
+//! The one integration binary: what a user, a gateway or a peer relies on, through public faces only.
+
+mod allocations;
+mod counting;
+mod fleet;
+mod skip;
+mod vectors;
