@@ -201,6 +201,33 @@ fn with_two_members_and_no_sign_from_outside_nobody_is_accused() {
 }
 
 #[test]
+fn with_three_members_and_a_sign_from_outside_the_death_of_both_others_is_known() {
+    let mut world = World::new(3, 3);
+    world.kill(1, Life::Silent);
+    world.kill(2, Life::Silent);
+    let start = world.now;
+    while !(world.all_hold(1, Down) && world.all_hold(2, Down)) {
+        world.run(ms(100));
+        if world.nodes[0].m.wants_control() {
+            world.nodes[0].m.control(world.now);
+        }
+        assert!(world.now.since(start) <= ms(15_000), "{:?}", world.nodes[0].m.why(&name(1), world.now));
+    }
+}
+
+#[test]
+fn among_more_members_a_sign_from_outside_does_not_replace_the_meshs_own() {
+    let mut world = World::new(6, 3);
+    world.slow.insert(0, ms(10_000));
+    for _ in 0..300 {
+        world.run(ms(100));
+        let now = world.now;
+        world.nodes[0].m.control(now);
+    }
+    assert!(world.turns.iter().all(|turn| turn.member == 0), "{:?}", world.turns);
+}
+
+#[test]
 fn with_three_members_a_crash_is_known() {
     for seed in 0..10 {
         for life in [Life::Refusing, Life::Silent] {
