@@ -149,24 +149,25 @@ impl Membership {
         }
         if !mass_loss {
             self.send_to(slot, Ctl::Ping { token: 0 });
-            self.remind(now, slot);
+            self.remind(now, slot, asked);
         }
         self.set_again(now, slot, asked + 1);
     }
 
-    /// Others forget a lone accusation. As long as this node has a fresh sign of its own health, it says it again, so
-    /// that a second accuser who comes later still finds a first.
-    fn remind(&mut self, now: Mono, slot: Slot) {
-        let due = self.config.lone_expires * 4 / 5;
+    /// A private accusation may be lost, and others forget a lone one. As long as this node has a fresh sign of its own
+    /// health it says it again, twice at once and then now and then, so that a second accuser finds the first.
+    fn remind(&mut self, now: Mono, slot: Slot, asked: u32) {
+        let due = if asked < REPEATS { Duration::ZERO } else { self.config.lone_expires * 4 / 5 };
         let healthy = self.is_well(now);
         let case = &mut self.roster.get_mut(slot).case;
-        let Some(statement) = case.remind(now, due).filter(|_| healthy) else { return };
-        self.tell_privately(slot, &statement);
+        if let Some(statement) = case.remind(now, due).filter(|_| healthy) {
+            self.tell_privately(slot, &statement);
+        }
     }
 
     fn is_well(&self, now: Mono) -> bool {
         let recent = |at: Option<Mono>| at.is_some_and(|at| now.since(at) <= self.config.veto);
-        recent(self.health.answered) || recent(self.health.outside)
+        recent(self.health.answered) || self.has_outside_sign(now)
     }
 
     fn set_again(&mut self, now: Mono, slot: Slot, asked: u32) {
@@ -193,5 +194,7 @@ impl Membership {
 
 /// So much of a lone accusation's age counts when it becomes public.
 const LONE_COUNTS: Duration = Duration::from_secs(2);
+/// A lone accusation is repeated so often right after it was made.
+const REPEATS: u32 = 2;
 /// At least this much between two corrections about the same member.
 const CORRECT_GAP: Duration = Duration::from_millis(100);

@@ -25,6 +25,8 @@ struct Confirm {
     life: (u64, u16),
     started: Mono,
     deadline: Mono,
+    /// When the next round is due.
+    next: Mono,
     round: u32,
     /// What the member itself answers.
     token: u64,
@@ -57,8 +59,14 @@ impl Confirms {
         Self { running: BTreeMap::new(), tokens: BTreeMap::new(), last_token: seed >> 16 }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.running.is_empty()
+    /// Whether one runs that nobody has shown to be the member's fault yet.
+    pub(super) fn lack_control(&self) -> bool {
+        self.running.values().any(|confirm| !confirm.control)
+    }
+
+    /// Whether a timer for this moment is the one that counts.
+    pub(super) fn is_due(&self, about: Slot, at: Mono) -> bool {
+        self.running.get(&about).is_some_and(|confirm| confirm.next == at)
     }
 
     pub(super) fn is_running(&self, about: Slot) -> bool {
@@ -118,6 +126,7 @@ impl Membership {
             life,
             started: now,
             deadline,
+            next: now,
             round: 0,
             token,
             helpers,
@@ -145,19 +154,21 @@ impl Membership {
         if now < confirm.deadline {
             return self.ask(now, slot);
         }
-        let (healthy, asked) = (self.is_healthy_since(confirm.started, confirm.control), confirm.control_asked);
+        let inside = confirm.control || self.health.answered.is_some_and(|at| at > confirm.started);
+        let outside = self.has_outside_sign(confirm.started);
+        let asked = confirm.control_asked;
         self.confirms.end(slot);
-        if !healthy {
+        if !inside && !outside {
             // Nobody answers: that is this node's fault. With nobody to ask it says nothing.
             self.health.worse(u32::from(asked));
-        } else if self.health.score < TOO_SICK_TO_ACCUSE && now >= self.hold_until {
+        } else if (self.health.score < TOO_SICK_TO_ACCUSE || outside) && now >= self.hold_until {
             self.accuse(now, slot, Evidence::Silent, trust);
         }
     }
 
-    fn is_healthy_since(&self, started: Mono, control: bool) -> bool {
-        let outside = self.health.outside.is_some_and(|at| at + self.config.veto >= started);
-        control || outside || self.health.answered.is_some_and(|at| at > started)
+    /// Whether something outside the mesh answered since shortly before `started`, and that counts.
+    pub(super) fn has_outside_sign(&self, started: Mono) -> bool {
+        self.witnesses() <= 1 && self.health.outside.is_some_and(|at| at + self.config.veto >= started)
     }
 
     /// Sends one round of questions.
@@ -183,8 +194,11 @@ impl Membership {
         if !control {
             self.ask_controls(slot);
         }
-        let pause = if round == 0 { self.config.rest } else { self.config.retry };
-        self.timers.set(now, pause.min(deadline.since(now)), Timer::Confirm(slot));
+        let pause = if round == 0 { self.config.rest } else { self.config.retry }.min(deadline.since(now));
+        if let Some(confirm) = self.confirms.running.get_mut(&slot) {
+            confirm.next = now + pause;
+        }
+        self.timers.set(now, pause, Timer::Confirm(slot));
     }
 
     fn ask_controls(&mut self, about: Slot) {

@@ -43,6 +43,7 @@ impl Membership {
         match member.state {
             MemberState::Left => return false,
             MemberState::Down if member.held_until.is_some_and(|until| now < until) => {
+                self.roster.get_mut(slot).case = Case::default();
                 self.roster.set_life(slot, generation, incarnation);
                 self.roster.set_refuted_while_held(slot, true);
             }

@@ -221,7 +221,7 @@ impl Membership {
                 self.look_for(now, slot, &accused, (generation, incarnation));
             }
             Ctl::Verify { accused, generation, incarnation } => {
-                self.knows_better(now, slot, &accused, (generation, incarnation));
+                self.knows_better(now, slot, &accused, (generation, incarnation), trust);
             }
             // The contact itself is the message; see `heard`.
             Ctl::Here | Ctl::Ping { .. } | Ctl::Condemned { .. } => {}
@@ -246,15 +246,29 @@ impl Membership {
         }
     }
 
-    /// Something outside the mesh answered just now: a seed, or the proxy's own upstream. With two members nothing else
-    /// shows that this node's network works; see [`Membership::wants_control`].
+    /// Something outside the mesh answered just now over this node's network: a seed that is no member, or an upstream of
+    /// the proxy on another host. Counts with two or three members only, where nobody may be left in the mesh to show
+    /// that this node's network works; among more, the mesh's own answers are the better sign.
     pub fn control(&mut self, now: Mono) {
         self.health.outside = Some(now);
     }
 
-    /// Whether a member misses acks and nobody in the mesh can serve as control: any sign from outside is welcome now.
+    /// Whether a member misses acks and perhaps nobody in the mesh can serve as control: a sign from outside within the
+    /// next half second is welcome. `Node` may ask its seeds for one.
     pub fn wants_control(&self) -> bool {
-        self.roster.others() <= 1 && !self.confirms.is_empty()
+        self.witnesses() <= 1 && self.confirms.lack_control()
+    }
+
+    /// Up to `count` random active members, cheaply at every size: whom gossip goes to.
+    pub fn random_active(&mut self, count: usize, except: Option<&NodeId>) -> Vec<NodeId> {
+        let except = except.and_then(|node| self.lookup(node)).unwrap_or(ME);
+        let slots = self.roster.random(&mut self.rng, count, except);
+        slots.into_iter().map(|slot| self.roster.get(slot).name.clone()).collect()
+    }
+
+    /// How many members are active beside this node.
+    pub fn active_count(&self) -> usize {
+        self.roster.others()
     }
 
     /// Time has passed.
@@ -263,7 +277,11 @@ impl Membership {
         while let Some((at, timer)) = self.timers.due(now) {
             match timer {
                 Timer::Foca(timer) => self.foca_timer(now, timer),
-                Timer::Confirm(slot) => self.confirm_round(now, slot, trust),
+                Timer::Confirm(slot) => {
+                    if self.confirms.is_due(slot, at) {
+                        self.confirm_round(now, slot, trust);
+                    }
+                }
                 Timer::Review(slot) => {
                     if self.roster.find(slot).is_some_and(|member| member.review_at == Some(at)) {
                         self.roster.get_mut(slot).review_at = None;
@@ -313,10 +331,15 @@ impl Membership {
         self.roster.digest()
     }
 
-    /// Whom this node holds dead, for a sync reply.
+    /// Whom this node holds dead, for a sync reply, and whom two accusers doubt: only the member itself can lift either,
+    /// and the peer may reach it.
     pub fn down(&self) -> Vec<(NodeId, u64, u16)> {
-        let down = self.roster.iter().filter(|(_, m)| m.state == MemberState::Down && !m.refuted_while_held);
-        down.map(|(_, member)| (member.name.clone(), member.generation, member.incarnation)).collect()
+        let condemned = self.roster.iter().filter(|(_, member)| match member.state {
+            MemberState::Down => !member.refuted_while_held,
+            MemberState::Doubtful => member.case.public,
+            MemberState::Alive | MemberState::Left => false,
+        });
+        condemned.map(|(_, member)| (member.name.clone(), member.generation, member.incarnation)).collect()
     }
 
     /// Since when a member is down or has left, for forgetting. Set once per life, never refreshed.

@@ -15,7 +15,7 @@ use super::{
     timers::Timer,
 };
 use crate::{
-    types::{MemberState, Mono, NodeId},
+    types::{MemberState, Mono, NodeId, Trust},
     wire::Ctl,
 };
 
@@ -117,12 +117,21 @@ impl Membership {
     }
 
     /// A peer is about to declare this life of a member dead: correct it, or warn the member.
-    pub(super) fn knows_better(&mut self, now: Mono, from: Slot, accused: &NodeId, life: (u64, u16)) {
+    pub(super) fn knows_better(
+        &mut self,
+        now: Mono,
+        from: Slot,
+        accused: &NodeId,
+        life: (u64, u16),
+        trust: &dyn Trust,
+    ) {
         let Some(slot) = self.lookup(accused) else { return };
         let member = self.roster.get(slot);
         if member.life() > life {
             self.correct(now, from, slot);
-        } else if slot != ME && member.life() == life && member.is_active() && self.heard_lately(now, member) {
+        } else if slot == ME {
+            self.accused_myself(now, life, false, trust);
+        } else if member.life() == life && member.is_active() && self.heard_lately(now, member) {
             self.warn(now, slot);
         }
     }

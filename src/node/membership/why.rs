@@ -28,8 +28,10 @@ impl Membership {
                 None => "not heard directly yet".to_owned(),
             });
         }
-        if member.refutations > 0 {
-            lines.push(format!("refuted {} times", member.refutations));
+        match member.refutations {
+            0 => {}
+            1 => lines.push("refuted once".to_owned()),
+            times => lines.push(format!("refuted {times} times")),
         }
         if member.credit.is_spent(now) {
             lines.push(format!("not listened to: {} of its accusations were refuted", member.credit.refuted()));

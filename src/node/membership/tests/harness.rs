@@ -51,6 +51,8 @@ pub(super) struct Node {
     mismatch: Option<Mono>,
     exchanged: Mono,
     inbox: Vec<Event>,
+    /// The next `Timeout` event, so that there is one.
+    armed: Option<Mono>,
     pub(super) reports: Vec<String>,
     pub(super) bytes: u64,
     pub(super) datagrams: u64,
@@ -150,6 +152,7 @@ impl World {
             mismatch: None,
             exchanged: Mono::ZERO,
             inbox: Vec::new(),
+            armed: None,
             reports: Vec::new(),
             bytes: 0,
             datagrams: 0,
@@ -203,6 +206,11 @@ impl World {
     /// Whether every running node holds this of a member.
     pub(super) fn all_hold(&self, member: Index, state: MemberState) -> bool {
         self.running().filter(|index| *index != member).all(|index| self.state(index, member) == Some(state))
+    }
+
+    /// How many running nodes hold this of a member.
+    pub(super) fn observers_holding(&self, member: Index, state: MemberState) -> usize {
+        self.running().filter(|index| *index != member && self.state(*index, member) == Some(state)).count()
     }
 
     /// Whether every running node trusts every running node, and all agree.
@@ -267,6 +275,7 @@ impl World {
             }
             Event::Timeout(_) => {
                 let (now, node) = (self.now, &mut self.nodes[index]);
+                node.armed = None;
                 if node.m.poll_timeout().is_some_and(|at| at <= now) {
                     node.m.timeout(now, &node.trust);
                 }
@@ -335,8 +344,10 @@ impl World {
         while let Some(action) = self.nodes[index].m.poll() {
             self.act(index, action);
         }
-        if let Some(at) = self.nodes[index].m.poll_timeout() {
-            self.push(at.max(self.now), Event::Timeout(index));
+        let Some(at) = self.nodes[index].m.poll_timeout().map(|at| at.max(self.now)) else { return };
+        if self.nodes[index].armed.is_none_or(|armed| at < armed) {
+            self.nodes[index].armed = Some(at);
+            self.push(at, Event::Timeout(index));
         }
     }
 
