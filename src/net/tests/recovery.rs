@@ -122,7 +122,12 @@ async fn a_restarted_peer_that_dials_first_replaces_its_old_connection() {
 async fn a_double_dial_ends_with_one_connection_opened_by_the_smaller_name() {
     let authority = authority();
     for _ in 0..10 {
-        let (mut a, mut b) = (Peer::start(&authority, "a"), Peer::start(&authority, "b"));
+        let hasty = |name| {
+            Peer::with(identity(&authority, name), LOOPBACK.parse().unwrap(), |config| {
+                config.limits = limits(|l| l.grace = Duration::from_millis(50));
+            })
+        };
+        let (mut a, mut b) = (hasty("a"), hasty("b"));
         a.send(&b, "from a");
         b.send(&a, "from b");
         assert_eq!(b.envelope().await.1, "from a");
