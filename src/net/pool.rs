@@ -220,6 +220,10 @@ mod tests {
 
     const WINDOW: Duration = Duration::from_millis(1500);
 
+    fn now() -> Instant {
+        tokio::time::Instant::now().into_std()
+    }
+
     fn node(name: &str) -> NodeId {
         NodeId::new(name).unwrap()
     }
@@ -250,7 +254,7 @@ mod tests {
             a in "[a-z]{1,3}", b in "[a-z]{1,3}", order_a: bool, order_b: bool, apart in 0u64..1400,
         ) {
             prop_assume!(a != b);
-            let start = Instant::now();
+            let start = now();
             // Connection 1 is dialled by a, 2 by b.
             let mut used = Vec::new();
             for (own, other, by_first, order) in [(&a, &b, true, order_a), (&b, &a, false, order_b)] {
@@ -271,7 +275,7 @@ mod tests {
         /// The pool never holds more peers than its limit, nor more than three connections to one.
         #[test]
         fn the_pool_keeps_its_bounds(adds in prop::collection::vec((0u8..9, any::<bool>(), 0u64..100), 1..80)) {
-            let start = Instant::now();
+            let start = now();
             let mut pool = Pool::new(node("me"), 4, WINDOW);
             let (mut closed, mut opened) = (0, 0);
             for (n, (peer, by_us, heard)) in adds.into_iter().enumerate() {
@@ -289,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_later_connection_replaces_one_that_the_peer_has_forgotten() {
-        let start = Instant::now();
+        let start = now();
         let mut pool = Pool::new(node("a"), 8, WINDOW);
         pool.add(&node("b"), link(1, true, start));
         pool.add(&node("b"), link(2, false, start + 2 * WINDOW));
@@ -304,7 +308,7 @@ mod tests {
         let peer = pool.peer(&node("b"));
         peer.dialing = Some(([127, 0, 0, 1], 1).into());
         assert_eq!((peer.enqueue("1".into(), 2), peer.enqueue("2".into(), 2), peer.enqueue("3".into(), 2)), (0, 0, 1));
-        pool.add(&node("b"), link(1, true, Instant::now()));
+        pool.add(&node("b"), link(1, true, now()));
         assert_eq!(pool.front(&node("b")).unwrap().outbox, ["2", "3"]);
         assert!(pool.remove(&node("b"), 7).is_none());
         assert!(pool.remove(&node("b"), 1).is_some());
@@ -313,7 +317,7 @@ mod tests {
 
     #[test]
     fn silence_counts_from_the_first_of_two_unheard_sends() {
-        let start = Instant::now();
+        let start = now();
         let at = |ms| start + Duration::from_millis(ms);
         let limit = Duration::from_millis(400);
         let mut silence = Silence::new(start);

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Duration};
 
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::{names, *};
 use crate::types::{MeshName, NodeId, ServiceName, Trust, Wall};
@@ -18,7 +18,7 @@ fn service(name: &str) -> ServiceName {
 }
 
 fn now() -> Wall {
-    Wall(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64)
+    Wall(UnixTime::now().as_secs() * 1000)
 }
 
 fn request(node: &str, services: &[&str]) -> LeafRequest {

@@ -159,7 +159,7 @@ async fn strangers_that_never_finish_a_handshake_keep_nobody_out() {
         client.send(&server, "half");
         stuck.push(client);
     }
-    let mut good = Peer::start(&authority, "good");
+    let good = Peer::start(&authority, "good");
     let reached = async {
         loop {
             good.send(&server, "whole");

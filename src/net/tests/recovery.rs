@@ -1,6 +1,8 @@
 //! Double dials, restarts, renewals: how two peers get back to one good connection.
 
-use std::{sync::mpsc as std_mpsc, time::Instant};
+use std::sync::mpsc as std_mpsc;
+
+use tokio::time::Instant;
 
 use super::*;
 
@@ -15,14 +17,14 @@ struct Process {
 impl Process {
     fn start(identity: Arc<Identity>, addr: SocketAddr, reset_key: [u8; 32]) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (tell, heard) = std_mpsc::channel();
+        let (tell, heard) = std_mpsc::sync_channel(1024);
         let _inside = runtime.enter();
         let mut peer = Peer::with(identity, addr, |config| config.reset_key = reset_key);
         let (addr, node) = (peer.addr, peer.node.clone());
         runtime.spawn(async move {
             while let Some(event) = peer.events.recv().await {
                 match event {
-                    NetEvent::Envelope { bytes, .. } => drop(tell.send(bytes)),
+                    NetEvent::Envelope { bytes, .. } => drop(tell.try_send(bytes)),
                     NetEvent::SyncRequest { id, bytes, .. } => peer.net.reply(id, bytes),
                     _ => {}
                 }
