@@ -1,0 +1,3 @@
+//! The one integration binary: real sockets, port 0, no sleeps that hope.
+
+mod floors;
