@@ -2,6 +2,7 @@
 
 mod hostile;
 mod recovery;
+mod simulated;
 mod traffic;
 
 use std::{
