@@ -1,6 +1,6 @@
 //! lanemesh: a sidecar mesh without registry or leader.
 //!
-//! The floor plan is in `tests/floors.rs`: a module uses only floors below its own, and below the IO line there is no
+//! The floor plan is in `tests/it/floors.rs`: a module uses only floors below its own, and below the IO line there is no
 //! socket, clock, file, environment, operating-system randomness or hash-ordered map.
 
 pub mod types;

@@ -7,15 +7,18 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use quinn::{
     AsyncUdpSocket, ClientConfig, ConnectionId, ConnectionIdGenerator, EndpointConfig, Runtime, ServerConfig,
-    TransportConfig, VarInt,
+    TimeSource, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
-use ring::{hkdf, hmac};
+use ring::{
+    hkdf, hmac,
+    rand::{SecureRandom, SystemRandom},
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::probe::{RefusalProbe, SystemProbe};
@@ -175,6 +178,7 @@ impl Tls {
         };
         server
             .transport_config(transport)
+            .time_source(Arc::new(Clock(identity.clone())))
             // Members do not move while connected; a new address is a new connection, and its identity is looked at again.
             .migration(false)
             .max_incoming(limits.handshakes)
@@ -185,15 +189,33 @@ impl Tls {
 }
 
 /// Settings of the endpoint itself.
-pub(super) fn endpoint(reset_key: &[u8; 32], seed: Option<[u8; 32]>) -> EndpointConfig {
+pub(super) fn endpoint(reset_key: &[u8; 32], seed: Option<[u8; 32]>) -> io::Result<EndpointConfig> {
     let mut config = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, reset_key)));
-    if let Some(seed) = seed {
-        config.rng_seed(Some(seed)).cid_generator(move || Box::new(SeededIds(Dice::new(seed, b"cid"))));
-    }
-    config
+    config.rng_seed(seed);
+    let ids = match seed {
+        Some(seed) => seed,
+        None => {
+            let mut random = [0; 32];
+            let fault = |_| io::Error::other("the operating system gives no random numbers");
+            SystemRandom::new().fill(&mut random).map_err(fault)?;
+            random
+        }
+    };
+    // quinn's own generator ignores ids that another process has made, and with them every occasion for a reset.
+    config.cid_generator(move || Box::new(Ids(Dice::new(ids, b"cid"))));
+    Ok(config)
 }
 
-/// A repeatable sequence: HMAC-SHA-256 of a counter.
+/// The identity's clock, for the lifetime of address tokens.
+struct Clock(Arc<Identity>);
+
+impl TimeSource for Clock {
+    fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.0.now().0)
+    }
+}
+
+/// A sequence that only its seed tells: HMAC-SHA-256 of a counter.
 struct Dice {
     key: hmac::Key,
     rolls: AtomicU64,
@@ -212,9 +234,9 @@ impl Dice {
     }
 }
 
-struct SeededIds(Dice);
+struct Ids(Dice);
 
-impl ConnectionIdGenerator for SeededIds {
+impl ConnectionIdGenerator for Ids {
     fn generate_cid(&mut self) -> ConnectionId {
         ConnectionId::new(&self.0.roll()[..8])
     }

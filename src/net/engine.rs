@@ -57,7 +57,7 @@ impl Engine {
         let node = identity.facts().node.clone();
         let tls = Arc::new(Tls::new(identity, &limits, seed)?);
         let endpoint = Endpoint::new_with_abstract_socket(
-            config::endpoint(&reset_key, seed),
+            config::endpoint(&reset_key, seed)?,
             Some(tls.server.clone()),
             socket,
             runtime.clone(),
@@ -252,9 +252,9 @@ impl Engine {
     }
 
     /// Whether nothing waits to be sent on an open connection or one that is being opened.
-    fn is_flushed(&self) -> bool {
+    pub(super) fn is_flushed(&self) -> bool {
         self.pool().peers.values().all(|peer| {
-            let sent = |c: &Connection| c.datagram_send_buffer_space() >= DATAGRAM_BUFFER || c.close_reason().is_some();
+            let sent = |c: &Connection| c.datagram_send_buffer_space() >= NO_DATAGRAM || c.close_reason().is_some();
             let idle = peer.links.iter().all(|link| !link.flushing && link.outbox.is_empty() && sent(&link.conn));
             idle && (peer.dialing.is_none() || peer.queue.is_empty())
         })
@@ -275,3 +275,6 @@ pub(super) async fn answers(conn: &Connection, grace: Duration) -> bool {
     };
     tokio::time::timeout(grace, heard).await.is_ok() && conn.close_reason().is_none()
 }
+
+/// Space for datagrams when none waits: quinn subtracts what one more would cost beside its bytes, and one byte costs more.
+const NO_DATAGRAM: usize = DATAGRAM_BUFFER - 64;

@@ -16,7 +16,7 @@ use super::{
     report,
 };
 use crate::{
-    types::{CertFacts, NodeId},
+    types::{CertFacts, NodeId, Wall},
     wire,
 };
 
@@ -59,6 +59,7 @@ struct Reader {
     id: u64,
     conn: Connection,
     heard: Heard,
+    not_after: Wall,
 }
 
 impl Engine {
@@ -103,8 +104,7 @@ impl Engine {
         if added.rivals {
             self.spawn(self.clone().settle(node.clone()));
         }
-        let left = facts.not_after.since(self.tls().identity.now());
-        self.spawn(self.clone().read(Reader { node, addr, id, conn, heard }, left));
+        self.spawn(self.clone().read(Reader { node, addr, id, conn, heard, not_after: facts.not_after }));
     }
 
     /// After a grace, closes what a peer has too much: all but the first connection, or the first if it does not answer.
@@ -130,9 +130,8 @@ impl Engine {
     }
 
     /// Reads until the connection ends.
-    async fn read(self: Arc<Self>, r: Reader, certificate_left: Duration) {
-        // Timers have a longest span; a certificate that outlives a month of connection is looked at again then.
-        let expiry = sleep(certificate_left.min(MONTH));
+    async fn read(self: Arc<Self>, r: Reader) {
+        let expiry = self.expired(r.not_after);
         tokio::pin!(expiry);
         let end = loop {
             tokio::select! { biased;
@@ -159,6 +158,18 @@ impl Engine {
             }
         };
         self.ended(&r, &end);
+    }
+
+    /// Ends when a certificate has expired. Looks now and then, since wall clocks are set and timers have a longest span.
+    async fn expired(&self, not_after: Wall) {
+        loop {
+            let now = self.tls().identity.now();
+            if now > not_after {
+                return;
+            }
+            // Certificates count seconds, and are valid during their last.
+            sleep((not_after.since(now) + Duration::from_secs(1)).min(HOUR)).await;
+        }
     }
 
     fn on_datagram(&self, r: &Reader, bytes: Bytes) {
@@ -267,4 +278,4 @@ pub(super) fn plain(addr: SocketAddr) -> SocketAddr {
 
 const CHUNK: usize = 64 << 10;
 const STOP_TOO_LARGE: u32 = 1;
-const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+const HOUR: Duration = Duration::from_secs(60 * 60);

@@ -211,3 +211,122 @@ fn newcomer_wins<C>(own: &NodeId, peer: &NodeId, old: &Link<C>, new: &Link<C>, s
 
 /// The connection in use, its rival, and one more that arrives before they are settled.
 const PER_PEER: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WINDOW: Duration = Duration::from_millis(1500);
+
+    fn now() -> Instant {
+        tokio::time::Instant::now().into_std()
+    }
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).unwrap()
+    }
+
+    fn link(id: u64, by_us: bool, opened: Instant) -> Link<u64> {
+        Link {
+            id,
+            conn: id,
+            by_us,
+            addr: ([127, 0, 0, 1], 1).into(),
+            opened,
+            heard: Heard::default(),
+            confirmed: true,
+            silence: Silence::new(opened),
+            outbox: VecDeque::new(),
+            flushing: false,
+        }
+    }
+
+    fn front(pool: &mut Pool<u64>, name: &str) -> u64 {
+        pool.front(&node(name)).unwrap().id
+    }
+
+    proptest! {
+        /// Whatever the order in which each side hears of two connections, both use the same one.
+        #[test]
+        fn both_ends_of_a_double_dial_use_the_same_connection(
+            a in "[a-z]{1,3}", b in "[a-z]{1,3}", order_a: bool, order_b: bool, apart in 0u64..1400,
+        ) {
+            prop_assume!(a != b);
+            let start = now();
+            // Connection 1 is dialled by a, 2 by b.
+            let mut used = Vec::new();
+            for (own, other, by_first, order) in [(&a, &b, true, order_a), (&b, &a, false, order_b)] {
+                let mut pool = Pool::new(node(own), 8, WINDOW);
+                let mut links = vec![(1, by_first), (2, !by_first)];
+                if order {
+                    links.reverse();
+                }
+                for (n, (id, by_us)) in links.into_iter().enumerate() {
+                    pool.add(&node(other), link(id, by_us, start + Duration::from_millis(apart * n as u64)));
+                }
+                used.push(front(&mut pool, other));
+            }
+            prop_assert_eq!(used[0], used[1]);
+            prop_assert_eq!(used[0], if a < b { 1 } else { 2 });
+        }
+
+        /// The pool never holds more peers than its limit, nor more than three connections to one.
+        #[test]
+        fn the_pool_keeps_its_bounds(adds in prop::collection::vec((0u8..9, any::<bool>(), 0u64..100), 1..80)) {
+            let start = now();
+            let mut pool = Pool::new(node("me"), 4, WINDOW);
+            let (mut closed, mut opened) = (0, 0);
+            for (n, (peer, by_us, heard)) in adds.into_iter().enumerate() {
+                let new = link(n as u64, by_us, start);
+                new.heard.store(heard, Relaxed);
+                closed += pool.add(&node(&format!("p{peer}")), new).close.len();
+                opened += 1;
+                prop_assert!(pool.connected() <= 4);
+                prop_assert!(pool.peers.values().all(|p| p.links.len() <= PER_PEER));
+                let held: usize = pool.peers.values().map(|p| p.links.len()).sum();
+                prop_assert_eq!(held + closed, opened, "what leaves the pool is given out to be closed");
+            }
+        }
+    }
+
+    #[test]
+    fn a_later_connection_replaces_one_that_the_peer_has_forgotten() {
+        let start = now();
+        let mut pool = Pool::new(node("a"), 8, WINDOW);
+        pool.add(&node("b"), link(1, true, start));
+        pool.add(&node("b"), link(2, false, start + 2 * WINDOW));
+        assert_eq!(front(&mut pool, "b"), 2, "though a has the smaller name and opened the first");
+        pool.add(&node("b"), link(3, false, start + 2 * WINDOW));
+        assert_eq!(front(&mut pool, "b"), 3, "the peer dialled again at once, so it has lost the other");
+    }
+
+    #[test]
+    fn what_waited_moves_to_the_new_connection_and_nothing_stays_behind() {
+        let mut pool = Pool::new(node("a"), 8, WINDOW);
+        let peer = pool.peer(&node("b"));
+        peer.dialing = Some(([127, 0, 0, 1], 1).into());
+        assert_eq!((peer.enqueue("1".into(), 2), peer.enqueue("2".into(), 2), peer.enqueue("3".into(), 2)), (0, 0, 1));
+        pool.add(&node("b"), link(1, true, now()));
+        assert_eq!(pool.front(&node("b")).unwrap().outbox, ["2", "3"]);
+        assert!(pool.remove(&node("b"), 7).is_none());
+        assert!(pool.remove(&node("b"), 1).is_some());
+        assert!(pool.peers.is_empty());
+    }
+
+    #[test]
+    fn silence_counts_from_the_first_of_two_unheard_sends() {
+        let start = now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let limit = Duration::from_millis(400);
+        let mut silence = Silence::new(start);
+        assert!(!silence.on_send(5, at(60_000), limit), "a long rest is no silence");
+        assert!(!silence.on_send(5, at(60_500), limit), "one unheard send may be bad luck");
+        assert!(silence.on_send(5, at(60_600), limit));
+        assert!(!silence.on_send(6, at(60_700), limit), "heard");
+        assert!(!silence.on_send(6, at(60_800), limit));
+        assert!(!silence.on_send(6, at(61_000), limit), "not long enough");
+        assert!(silence.on_send(6, at(61_200), limit));
+    }
+}

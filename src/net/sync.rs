@@ -71,11 +71,10 @@ impl Engine {
         }
         let open = {
             let pool = self.pool();
-            let found = pool.peers.iter().find_map(|(node, peer)| {
+            pool.peers.iter().find_map(|(node, peer)| {
                 let link = peer.links.first().filter(|link| link.addr == addr && link.conn.close_reason().is_none())?;
                 Some((node.clone(), link.conn.clone()))
-            });
-            found
+            })
         };
         if let Some((node, conn)) = open.filter(|_| !fresh) {
             return Ok((node, conn, false));

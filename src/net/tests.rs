@@ -2,6 +2,7 @@
 
 mod hostile;
 mod recovery;
+mod simulated;
 mod traffic;
 
 use std::{
@@ -10,11 +11,12 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use quinn::{AsyncUdpSocket, UdpPoller, udp};
+use rustls_pki_types::UnixTime;
 use tokio::sync::mpsc;
 
 use super::{Net, NetConfig, NetEvent, NetLimits, bind};
@@ -28,7 +30,7 @@ const LOOPBACK: &str = "127.0.0.1:0";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn now() -> Wall {
-    Wall(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64)
+    Wall(UnixTime::now().as_secs() * 1000)
 }
 
 fn node(name: &str) -> NodeId {

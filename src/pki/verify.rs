@@ -54,7 +54,7 @@ impl PeerName {
     }
 
     /// The node that a name made by [`PeerName::node`] stands for; `None` stands for anybody.
-    fn expected(name: &str) -> Option<NodeId> {
+    pub(super) fn expected(name: &str) -> Option<NodeId> {
         let digits: Vec<u8> = name.strip_suffix(NODE_SUFFIX)?.bytes().filter(|c| *c != b'.').collect();
         let bytes: Option<Vec<u8>> =
             digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect();

@@ -135,7 +135,7 @@ async fn an_agent_that_sleeps_loses_envelopes_but_never_its_endpoint() {
     let authority = authority();
     let (mut a, mut b) = pair(&authority).await;
     until("many lost", || {
-        a.send(&b, "more");
+        (0..50).for_each(|_| a.send(&b, "more"));
         b.net.stats().dropped_inbox_full.get() > 10
     })
     .await;
@@ -159,7 +159,7 @@ async fn strangers_that_never_finish_a_handshake_keep_nobody_out() {
         client.send(&server, "half");
         stuck.push(client);
     }
-    let mut good = Peer::start(&authority, "good");
+    let good = Peer::start(&authority, "good");
     let reached = async {
         loop {
             good.send(&server, "whole");

@@ -1,6 +1,8 @@
 //! Double dials, restarts, renewals: how two peers get back to one good connection.
 
-use std::{sync::mpsc as std_mpsc, time::Instant};
+use std::sync::mpsc as std_mpsc;
+
+use tokio::time::Instant;
 
 use super::*;
 
@@ -15,14 +17,14 @@ struct Process {
 impl Process {
     fn start(identity: Arc<Identity>, addr: SocketAddr, reset_key: [u8; 32]) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (tell, heard) = std_mpsc::channel();
+        let (tell, heard) = std_mpsc::sync_channel(1024);
         let _inside = runtime.enter();
         let mut peer = Peer::with(identity, addr, |config| config.reset_key = reset_key);
         let (addr, node) = (peer.addr, peer.node.clone());
         runtime.spawn(async move {
             while let Some(event) = peer.events.recv().await {
                 match event {
-                    NetEvent::Envelope { bytes, .. } => drop(tell.send(bytes)),
+                    NetEvent::Envelope { bytes, .. } => drop(tell.try_send(bytes)),
                     NetEvent::SyncRequest { id, bytes, .. } => peer.net.reply(id, bytes),
                     _ => {}
                 }
@@ -34,7 +36,9 @@ impl Process {
 
     /// Kill -9: no packet leaves, the port is free afterwards.
     fn kill(mut self) {
-        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(5));
+        let runtime = self.runtime.take().unwrap();
+        // tokio refuses to wait for a runtime inside another one's thread.
+        std::thread::spawn(|| runtime.shutdown_timeout(PATIENCE)).join().unwrap();
     }
 }
 
@@ -120,7 +124,12 @@ async fn a_restarted_peer_that_dials_first_replaces_its_old_connection() {
 async fn a_double_dial_ends_with_one_connection_opened_by_the_smaller_name() {
     let authority = authority();
     for _ in 0..10 {
-        let (mut a, mut b) = (Peer::start(&authority, "a"), Peer::start(&authority, "b"));
+        let hasty = |name| {
+            Peer::with(identity(&authority, name), LOOPBACK.parse().unwrap(), |config| {
+                config.limits = limits(|l| l.grace = Duration::from_millis(50));
+            })
+        };
+        let (mut a, mut b) = (hasty("a"), hasty("b"));
         a.send(&b, "from a");
         b.send(&a, "from b");
         assert_eq!(b.envelope().await.1, "from a");
@@ -192,8 +201,8 @@ async fn a_connection_ends_with_the_certificate_behind_it() {
     let brief = identity_from(&authority, "brief", issued, Duration::from_secs(60));
     let (mut a, mut brief) = (Peer::start(&authority, "a"), Peer::with(brief, LOOPBACK.parse().unwrap(), |_| {}));
     meet(&mut brief, &mut a).await;
-    until("closed", || a.net.connections() == 0).await;
-    assert_eq!(a.net.stats().expired.get() + brief.net.stats().expired.get(), 1);
+    until("closed", || a.net.connections() + brief.net.connections() == 0).await;
+    assert!(a.net.stats().expired.get() + brief.net.stats().expired.get() >= 1);
     brief.send(&a, "let me in");
     let reason = a.refusal().await;
     assert!(reason.contains("node `brief` of mesh `prod` expired on 2"), "{reason}");
