@@ -130,8 +130,10 @@ pub(super) const KEYS: &[Key] = keys! {
         "zone" Name, Is("default"), "Availability zone of this sidecar's instances.";
     }
     "identity": {
-        "certificate" Path, Is("identity/node.pem"), "This node's certificate.";
-        "key" Path, Is("identity/node.key"), "Its private key (PKCS #8); should be readable by its owner only.";
+        "certificate" Path, Unset("identity/orders-1.pem", "identity/NODE.pem by the key `node`, else identity/node.pem"),
+            "This node's certificate.";
+        "key" Path, Unset("identity/orders-1-key.pem", "identity/NODE-key.pem by the key `node`, else identity/node-key.pem"),
+            "Its private key (PKCS #8); should be readable by its owner only.";
         "ca" Path, Is("identity/ca.pem"), "Authorities whose certificates are trusted.";
     }
     "gossip": {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::types::{Protocol, ServiceName, SubjectSource};
+use crate::types::{NodeId, Protocol, ServiceName, SubjectSource};
 
 use super::{
     AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy,
@@ -44,11 +44,12 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
     let root = Section::fixed("", top);
     let log = Section::fixed("log", top);
     let shutdown = Section::fixed("shutdown", top);
+    let node = root.get(f, "node", values::name);
     let config = Config {
-        node: root.get(f, "node", values::name),
         mesh: root.get(f, "mesh", values::name),
         data_dir: root.value(f, "data_dir", path),
-        identity: identity(&Section::fixed("identity", top), f),
+        identity: identity(&Section::fixed("identity", top), node.as_ref(), f),
+        node,
         gossip: gossip(&Section::fixed("gossip", top), f),
         proxy: proxy(top, f),
         admin: admin(&Section::fixed("admin", top), f),
@@ -70,8 +71,12 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
     config
 }
 
-fn identity(s: &Section<'_>, f: &mut Faults) -> Identity {
-    Identity { certificate: s.value(f, "certificate", path), key: s.value(f, "key", path), ca: s.value(f, "ca", path) }
+/// Files are looked for where `ca issue` puts them for this node.
+fn identity(s: &Section<'_>, node: Option<&NodeId>, f: &mut Faults) -> Identity {
+    let name = node.map_or("node", NodeId::as_str);
+    let certificate = s.get(f, "certificate", path).unwrap_or_else(|| format!("identity/{name}.pem").into());
+    let key = s.get(f, "key", path).unwrap_or_else(|| format!("identity/{name}-key.pem").into());
+    Identity { certificate, key, ca: s.value(f, "ca", path) }
 }
 
 fn gossip(s: &Section<'_>, f: &mut Faults) -> Gossip {

@@ -143,6 +143,8 @@ fn a_whole_file_is_read() {
     )
     .unwrap();
     assert_eq!(config.node, Some(NodeId::new("orders-1").unwrap()));
+    assert_eq!(config.identity.certificate, std::path::Path::new("identity/orders-1.pem"));
+    assert_eq!(config.identity.key, std::path::Path::new("identity/orders-1-key.pem"));
     assert_eq!(config.gossip.profile, Profile::Wan);
     assert_eq!(config.gossip.seeds.len(), 3);
     // Header names do not depend on case, cookie names do.
