@@ -314,7 +314,7 @@ fn listeners_do_not_share_an_address() {
 #[test]
 fn instance_ids_are_unique_and_one_may_take_the_nodes() {
     let unnamed = "[[instance]]\nservice = \"a\"\nport = 1\n";
-    assert!(read(unnamed).is_ok());
+    assert_eq!(read(unnamed).unwrap().instances[0].check, Check::default());
     one_fault(&unnamed.repeat(2), &["mesh.toml:4: instance.1.id", "only one instance", "give this one an id"]);
     let named = "[[instance]]\nid = \"x\"\nservice = \"a\"\nport = 1\n";
     one_fault(&named.repeat(2), &["mesh.toml:6: instance.1.id: `x` is another instance's id already"]);
