@@ -161,7 +161,7 @@ pub(super) const KEYS: &[Key] = keys! {
             "Header in which an allow-listed subject may name a lane. It is taken off everybody else's requests.";
         "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431.";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
-        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones wait or are closed.";
+        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
         "max_retries" Whole(0, 10), Is("2"),
             "Most retries of a safe request after something of it was sent. Refused connections do not count: nothing was sent.";
         "subject" Texts, Is("header:x-user-id"),

@@ -164,6 +164,23 @@ fn a_whole_file_is_read() {
 }
 
 #[test]
+fn the_walk_through_of_the_readme_is_accepted() {
+    let files = [
+        include_str!("../../examples/by-hand/orders-1.toml"),
+        include_str!("../../examples/by-hand/orders-2.toml"),
+        include_str!("../../examples/by-hand/orders-3.toml"),
+    ];
+    let configs = files.map(|text| read(text).unwrap());
+    for config in &configs {
+        assert_eq!(warnings(config), Vec::<String>::new());
+        assert!(config.gossip.seeds.contains(&config.gossip.bind.to_string()));
+    }
+    // The README's commands ask the first without naming it.
+    let defaults = read("").unwrap();
+    assert_eq!((configs[0].proxy.bind, configs[0].admin.bind), (defaults.proxy.bind, defaults.admin.bind));
+}
+
+#[test]
 fn every_fault_is_reported_at_once_with_line_reason_and_cure() {
     let all = faults(
         "nod = \"a\"\n\
