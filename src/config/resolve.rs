@@ -363,25 +363,24 @@ fn instance_ids(top: &Entries, config: &Config, f: &mut Faults) {
 /// Two listeners on one TCP address: the second would fail at start with a message that names neither key.
 fn ports_apart(top: &Entries, config: &Config, f: &mut Faults) {
     let proxy = Section::fixed("proxy", top);
-    let mut taken: Vec<(SocketAddr, String)> = vec![(config.proxy.bind, "proxy.bind".into())];
-    let mut take = |address: SocketAddr, section: &Section<'_>, name: &str, f: &mut Faults| {
-        let clash = taken.iter().find(|(other, _)| overlap(*other, address)).map(|(_, name)| name.clone());
-        let dotted = section.dotted(name);
-        match clash {
-            Some(other) => {
+    let admin = Section::fixed("admin", top);
+    let ports = proxy.node("ports").and_then(Node::table);
+    let dedicated = config.proxy.ports.iter().map(|(service, address)| {
+        let place =
+            ports.and_then(|ports| ports.get(service.as_str())).map_or(proxy.place("ports"), |node| &node.place);
+        (*address, place, format!("proxy.ports.{service}"))
+    });
+    let mut taken = vec![(config.proxy.bind, "proxy.bind".to_owned())];
+    for (address, place, key) in
+        std::iter::once((config.admin.bind, admin.place("bind"), "admin.bind".into())).chain(dedicated)
+    {
+        match taken.iter().find(|(other, _)| overlap(*other, address)) {
+            Some((_, other)) => {
                 let reason = format!("{address} is taken by {other}");
-                section.fault(
-                    f,
-                    name.split('.').next().unwrap_or(name),
-                    Wrong::new(format!("{dotted}: {reason}"), "choose another port, or port 0 for any"),
-                );
+                f.add(place, key, Wrong::new(reason, "choose another port, or port 0 for any"));
             }
-            None => taken.push((address, dotted)),
+            None => taken.push((address, key)),
         }
-    };
-    take(config.admin.bind, &Section::fixed("admin", top), "bind", f);
-    for (service, address) in &config.proxy.ports {
-        take(*address, &proxy, &format!("ports.{service}"), f);
     }
 }
 

@@ -320,10 +320,13 @@ fn the_admin_api_stays_on_loopback_unless_asked_for() {
 
 #[test]
 fn listeners_do_not_share_an_address() {
-    one_fault("admin.bind = \"127.0.0.1:15001\"", &["127.0.0.1:15001 is taken by proxy.bind", "port 0"]);
+    one_fault(
+        "admin.bind = \"127.0.0.1:15001\"",
+        &["mesh.toml:1: admin.bind: 127.0.0.1:15001 is taken by proxy.bind; ", "port 0"],
+    );
     one_fault(
         "[proxy]\nbind = \"0.0.0.0:80\"\nports = { a = \"127.0.0.1:80\", b = \"127.0.0.1:81\" }",
-        &["mesh.toml:3: ", "proxy.ports.a", "taken by proxy.bind"],
+        &["mesh.toml:3: proxy.ports.a: 127.0.0.1:80 is taken by proxy.bind"],
     );
     assert!(read("proxy.bind = \"127.0.0.1:0\"\nadmin.bind = \"127.0.0.1:0\"").is_ok());
 }
