@@ -130,8 +130,10 @@ pub(super) const KEYS: &[Key] = keys! {
         "zone" Name, Is("default"), "Availability zone of this sidecar's instances.";
     }
     "identity": {
-        "certificate" Path, Is("identity/node.pem"), "This node's certificate.";
-        "key" Path, Is("identity/node.key"), "Its private key (PKCS #8); should be readable by its owner only.";
+        "certificate" Path, Unset("identity/orders-1.pem", "identity/NODE.pem by the key `node`, else identity/node.pem"),
+            "This node's certificate.";
+        "key" Path, Unset("identity/orders-1-key.pem", "identity/NODE-key.pem by the key `node`, else identity/node-key.pem"),
+            "Its private key (PKCS #8); should be readable by its owner only.";
         "ca" Path, Is("identity/ca.pem"), "Authorities whose certificates are trusted.";
     }
     "gossip": {
@@ -159,7 +161,7 @@ pub(super) const KEYS: &[Key] = keys! {
             "Header in which an allow-listed subject may name a lane. It is taken off everybody else's requests.";
         "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431.";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
-        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones wait or are closed.";
+        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
         "max_retries" Whole(0, 10), Is("2"),
             "Most retries of a safe request after something of it was sent. Refused connections do not count: nothing was sent.";
         "subject" Texts, Is("header:x-user-id"),

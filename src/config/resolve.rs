@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::types::{Protocol, ServiceName, SubjectSource};
+use crate::types::{NodeId, Protocol, ServiceName, SubjectSource};
 
 use super::{
     AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy,
@@ -44,11 +44,12 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
     let root = Section::fixed("", top);
     let log = Section::fixed("log", top);
     let shutdown = Section::fixed("shutdown", top);
+    let node = root.get(f, "node", values::name);
     let config = Config {
-        node: root.get(f, "node", values::name),
         mesh: root.get(f, "mesh", values::name),
         data_dir: root.value(f, "data_dir", path),
-        identity: identity(&Section::fixed("identity", top), f),
+        identity: identity(&Section::fixed("identity", top), node.as_ref(), f),
+        node,
         gossip: gossip(&Section::fixed("gossip", top), f),
         proxy: proxy(top, f),
         admin: admin(&Section::fixed("admin", top), f),
@@ -70,8 +71,12 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
     config
 }
 
-fn identity(s: &Section<'_>, f: &mut Faults) -> Identity {
-    Identity { certificate: s.value(f, "certificate", path), key: s.value(f, "key", path), ca: s.value(f, "ca", path) }
+/// Files are looked for where `ca issue` puts them for this node.
+fn identity(s: &Section<'_>, node: Option<&NodeId>, f: &mut Faults) -> Identity {
+    let name = node.map_or("node", NodeId::as_str);
+    let certificate = s.get(f, "certificate", path).unwrap_or_else(|| format!("identity/{name}.pem").into());
+    let key = s.get(f, "key", path).unwrap_or_else(|| format!("identity/{name}-key.pem").into());
+    Identity { certificate, key, ca: s.value(f, "ca", path) }
 }
 
 fn gossip(s: &Section<'_>, f: &mut Faults) -> Gossip {
@@ -358,25 +363,24 @@ fn instance_ids(top: &Entries, config: &Config, f: &mut Faults) {
 /// Two listeners on one TCP address: the second would fail at start with a message that names neither key.
 fn ports_apart(top: &Entries, config: &Config, f: &mut Faults) {
     let proxy = Section::fixed("proxy", top);
-    let mut taken: Vec<(SocketAddr, String)> = vec![(config.proxy.bind, "proxy.bind".into())];
-    let mut take = |address: SocketAddr, section: &Section<'_>, name: &str, f: &mut Faults| {
-        let clash = taken.iter().find(|(other, _)| overlap(*other, address)).map(|(_, name)| name.clone());
-        let dotted = section.dotted(name);
-        match clash {
-            Some(other) => {
+    let admin = Section::fixed("admin", top);
+    let ports = proxy.node("ports").and_then(Node::table);
+    let dedicated = config.proxy.ports.iter().map(|(service, address)| {
+        let place =
+            ports.and_then(|ports| ports.get(service.as_str())).map_or(proxy.place("ports"), |node| &node.place);
+        (*address, place, format!("proxy.ports.{service}"))
+    });
+    let mut taken = vec![(config.proxy.bind, "proxy.bind".to_owned())];
+    for (address, place, key) in
+        std::iter::once((config.admin.bind, admin.place("bind"), "admin.bind".into())).chain(dedicated)
+    {
+        match taken.iter().find(|(other, _)| overlap(*other, address)) {
+            Some((_, other)) => {
                 let reason = format!("{address} is taken by {other}");
-                section.fault(
-                    f,
-                    name.split('.').next().unwrap_or(name),
-                    Wrong::new(format!("{dotted}: {reason}"), "choose another port, or port 0 for any"),
-                );
+                f.add(place, key, Wrong::new(reason, "choose another port, or port 0 for any"));
             }
-            None => taken.push((address, dotted)),
+            None => taken.push((address, key)),
         }
-    };
-    take(config.admin.bind, &Section::fixed("admin", top), "bind", f);
-    for (service, address) in &config.proxy.ports {
-        take(*address, &proxy, &format!("ports.{service}"), f);
     }
 }
 

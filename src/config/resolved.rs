@@ -157,7 +157,7 @@ pub struct Check {
 }
 
 impl Default for Check {
-    /// A TCP connection every second: what works for any application.
+    /// As an instance without `check` keys has it.
     fn default() -> Self {
         let (interval, timeout) = (Duration::from_secs(1), Duration::from_millis(500));
         Self { kind: CheckKind::Tcp, interval, timeout, rise: 2, fall: 2 }
@@ -173,6 +173,13 @@ pub enum CheckKind {
     Tcp,
     /// That a GET of this path answers 200 to 399.
     Http(String),
+}
+
+impl CheckKind {
+    /// `http:/path`, `tcp` or `none`. The error says so.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        super::parse_check(text)
+    }
 }
 
 /// One instance that this sidecar announces.

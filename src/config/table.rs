@@ -152,6 +152,11 @@ impl<'a> Section<'a> {
         self.entries.and_then(|entries| entries.get(name))
     }
 
+    /// Where a key was typed, or its section where it was not.
+    pub(super) fn place(&self, name: &str) -> &Place {
+        self.node(name).map_or(&self.place, |node| &node.place)
+    }
+
     /// Reads a key. `None`: not given, without a default (or refused, which is then among the faults).
     pub(super) fn get<T>(
         &self,
@@ -191,8 +196,7 @@ impl<'a> Section<'a> {
         if self.node(name).is_none() && faults.incomplete() {
             return;
         }
-        let place = self.node(name).map_or(&self.place, |node| &node.place);
-        faults.add(place, self.dotted(name), wrong);
+        faults.add(self.place(name), self.dotted(name), wrong);
     }
 }
 

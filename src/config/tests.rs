@@ -143,6 +143,8 @@ fn a_whole_file_is_read() {
     )
     .unwrap();
     assert_eq!(config.node, Some(NodeId::new("orders-1").unwrap()));
+    assert_eq!(config.identity.certificate, std::path::Path::new("identity/orders-1.pem"));
+    assert_eq!(config.identity.key, std::path::Path::new("identity/orders-1-key.pem"));
     assert_eq!(config.gossip.profile, Profile::Wan);
     assert_eq!(config.gossip.seeds.len(), 3);
     // Header names do not depend on case, cookie names do.
@@ -159,6 +161,23 @@ fn a_whole_file_is_read() {
         (Protocol::Tcp, &CheckKind::None, Duration::from_millis(200))
     );
     assert_eq!(warnings(&config).len(), 1, "weight 0 is worth a word: {:?}", warnings(&config));
+}
+
+#[test]
+fn the_walk_through_of_the_readme_is_accepted() {
+    let files = [
+        include_str!("../../examples/by-hand/orders-1.toml"),
+        include_str!("../../examples/by-hand/orders-2.toml"),
+        include_str!("../../examples/by-hand/orders-3.toml"),
+    ];
+    let configs = files.map(|text| read(text).unwrap());
+    for config in &configs {
+        assert_eq!(warnings(config), Vec::<String>::new());
+        assert!(config.gossip.seeds.contains(&config.gossip.bind.to_string()));
+    }
+    // The README's commands ask the first without naming it.
+    let defaults = read("").unwrap();
+    assert_eq!((configs[0].proxy.bind, configs[0].admin.bind), (defaults.proxy.bind, defaults.admin.bind));
 }
 
 #[test]
@@ -301,10 +320,13 @@ fn the_admin_api_stays_on_loopback_unless_asked_for() {
 
 #[test]
 fn listeners_do_not_share_an_address() {
-    one_fault("admin.bind = \"127.0.0.1:15001\"", &["127.0.0.1:15001 is taken by proxy.bind", "port 0"]);
+    one_fault(
+        "admin.bind = \"127.0.0.1:15001\"",
+        &["mesh.toml:1: admin.bind: 127.0.0.1:15001 is taken by proxy.bind; ", "port 0"],
+    );
     one_fault(
         "[proxy]\nbind = \"0.0.0.0:80\"\nports = { a = \"127.0.0.1:80\", b = \"127.0.0.1:81\" }",
-        &["mesh.toml:3: ", "proxy.ports.a", "taken by proxy.bind"],
+        &["mesh.toml:3: proxy.ports.a: 127.0.0.1:80 is taken by proxy.bind"],
     );
     assert!(read("proxy.bind = \"127.0.0.1:0\"\nadmin.bind = \"127.0.0.1:0\"").is_ok());
 }
@@ -312,7 +334,7 @@ fn listeners_do_not_share_an_address() {
 #[test]
 fn instance_ids_are_unique_and_one_may_take_the_nodes() {
     let unnamed = "[[instance]]\nservice = \"a\"\nport = 1\n";
-    assert!(read(unnamed).is_ok());
+    assert_eq!(read(unnamed).unwrap().instances[0].check, Check::default());
     one_fault(&unnamed.repeat(2), &["mesh.toml:4: instance.1.id", "only one instance", "give this one an id"]);
     let named = "[[instance]]\nid = \"x\"\nservice = \"a\"\nport = 1\n";
     one_fault(&named.repeat(2), &["mesh.toml:6: instance.1.id: `x` is another instance's id already"]);
