@@ -287,3 +287,72 @@ impl FallbackReason {
 
 /// Instances shown of a long list.
 const SHOWN: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        routing::{Snapshot, choose, testing::*},
+        types::{Health, MemberState},
+    };
+
+    fn explain(snapshot: &Snapshot, request: &Request<'_>) -> Explanation {
+        let service = snapshot.service("orders").unwrap();
+        let decision = choose(snapshot, service, request, NOW);
+        Explanation::of(snapshot, service, request, &decision, NOW + std::time::Duration::from_millis(40))
+    }
+
+    #[test]
+    fn says_who_where_and_why() {
+        let mut table = with_policy(fleet(4, 2), policy(10_000));
+        edit(&mut table, "a1", |record| record.health = Health::Critical);
+        let snapshot = built(&table);
+        let explained = explain(&snapshot, &get("ann"));
+        assert_eq!((explained.lane.as_str(), explained.lane_reason), ("canary", LaneReason::Range));
+        assert_eq!(explained.failover[0], explained.instance.as_ref().unwrap().id);
+        assert_eq!((explained.candidates, explained.ring_points), (2, 512));
+        let text = explained.to_string();
+        let bucket = explained.bucket.unwrap();
+        for part in [
+            format!("lane       canary: bucket {bucket} is in 0..10000, the range of canary"),
+            "policy     epoch 0, clock 10000, by n1".into(),
+            "at 10.0.0.1:8080, announced by node-c".into(),
+            "left out   a1 (stable) of node-a1: its own health check fails, or has not passed yet".into(),
+            format!("snapshot   1, digest {:016x}, 40 ms old", snapshot.digest),
+        ] {
+            assert!(text.contains(&part), "{part:?} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn says_what_was_passed_over_and_that_it_was_the_last_resort() {
+        let mut table = fleet(2, 0);
+        owner(&mut table, "a0", MemberState::Doubtful);
+        owner(&mut table, "a1", MemberState::Doubtful);
+        let explained = explain(&built(&table), &Request { explicit_lane: Some("canary"), ..get("ann") });
+        assert!(explained.panic && explained.probe);
+        assert_eq!(explained.skipped.len(), 2);
+        let text = explained.to_string();
+        for part in
+            ["ring's owner is used as it is", "is accused of not answering", "the explicit lane header is ignored"]
+        {
+            assert!(text.contains(part), "{part:?} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn says_why_nobody_serves() {
+        let explained = explain(&built(&with_policy(fleet(1, 0), policy(10_000))), &post("ann"));
+        assert_eq!((explained.served_lane.as_ref(), explained.instance.as_ref()), (None, None));
+        assert!(explained.to_string().contains("fallback   none: canary has no instance"));
+        let explained = explain(&built(&with_policy(fleet(1, 0), policy(10_000))), &get("ann"));
+        assert!(explained.to_string().contains("fallback   to stable: canary has no instance"));
+    }
+
+    #[test]
+    fn survives_json() {
+        let explained = explain(&built(&with_policy(fleet(3, 2), policy(500))), &get("ann"));
+        let json = serde_json::to_string(&explained).unwrap();
+        assert_eq!(serde_json::from_str::<Explanation>(&json).unwrap(), explained);
+    }
+}

@@ -116,3 +116,28 @@ impl fmt::Display for RingReport {
 
 /// Keys that a report samples.
 const SAMPLED_KEYS: u32 = 100_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routing::testing::*;
+
+    #[test]
+    fn shares_of_points_ring_and_keys_agree() {
+        let mut table = fleet(4, 1);
+        edit(&mut table, "a3", |record| record.weight = 300);
+        let snapshot = built(&table);
+        let report = RingReport::of(snapshot.service("orders").unwrap());
+        let [canary, stable] = &report.lanes[..] else { panic!("two lanes") };
+        assert_eq!((canary.instances[0].key_share, canary.peak_to_mean), (1.0, 1.0));
+        assert_eq!((stable.points, stable.instances[3].points), (6 * 256, 768));
+        for share in &stable.instances {
+            assert!((share.ring_share - share.key_share).abs() < 0.01, "{share:?}");
+        }
+        assert!((1.0..1.2).contains(&stable.peak_to_mean));
+        let text = report.to_string();
+        assert!(text.contains("lane stable: 4 candidates, 1536 points, peak/mean 1.") && text.contains("a3"), "{text}");
+        let json = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<RingReport>(&json).unwrap(), report);
+    }
+}

@@ -94,7 +94,7 @@ pub enum GiveUp {
     UpstreamTimeout,
     /// The total time ran out.
     Deadline,
-    /// It must not be retried, or retries are used up; the last answer is passed on.
+    /// It must not be retried, or retries are used up; the last answer is passed on, if the last try had one.
     RetriesUsedUp,
 }
 
@@ -210,7 +210,7 @@ impl Attempts {
         }
     }
 
-    /// How the current try ended. Without one under way, nothing happens.
+    /// How the current try ended. Without one under way, nothing happens. After `Answered` it is over: nothing is left to ask.
     pub fn ended(&mut self, outcome: Outcome, service: &ServiceView, now: Mono) {
         let State::Trying { instance, fresh, .. } = self.state else { return };
         let cell = &service.instances[usize::from(instance)].cell;
@@ -341,3 +341,6 @@ impl Walk {
 const BACKOFF: Duration = Duration::from_millis(25);
 /// 25, 50, 100, 200, 400 ms.
 const BACKOFF_DOUBLINGS: u8 = 5;
+
+#[cfg(test)]
+mod tests;
