@@ -1,0 +1,4 @@
+//! The one integration binary: real sockets, port 0, no sleeps that hope.
+
+mod proxy;
+mod support;
