@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Drains, Node, Now, Output, Phase, Records, Spread, sync::Purpose, view::Urgency};
+use super::{Drains, Node, Now, Output, Phase, Records, Spread, sync::Purpose};
 use crate::{
     catalog::Change,
     lanes::{PolicyChange, rollback},

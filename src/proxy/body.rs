@@ -69,6 +69,8 @@ pub(super) struct Progress {
     pub(super) frames: Cell<u64>,
     /// Set when the client is to blame for the end.
     pub(super) fault: Cell<Option<ClientFault>>,
+    /// Set while the client, which waits for a 100, was not asked for it.
+    pub(super) withheld: Cell<bool>,
 }
 
 /// A request's body before and between tries.
@@ -110,8 +112,10 @@ impl Outgoing {
             Self::Kept(bytes) => (RequestBody::Kept(bytes.clone()), None),
             Self::Streamed { body, .. } => match body.take() {
                 Some(mut streamed) => {
-                    streamed.gate = opened.map(|opened| Gate { opened, patience: Box::pin(sleep(PATIENCE)) });
+                    streamed.gate =
+                        opened.map(|opened| Gate { opened, patience: Box::pin(sleep(PATIENCE)), closed: false });
                     let progress = streamed.progress.clone();
+                    progress.withheld.set(streamed.gate.is_some());
                     (RequestBody::Streamed(streamed), Some(progress))
                 }
                 // `Attempts` never repeats what was sent and cannot be replayed.
@@ -150,12 +154,21 @@ pub(super) struct Streamed {
 struct Gate {
     opened: oneshot::Receiver<()>,
     patience: Pin<Box<Sleep>>,
+    closed: bool,
 }
 
 impl Gate {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.closed {
+            return Poll::Pending;
+        }
         match Pin::new(&mut self.opened).poll(cx) {
-            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Ready(Ok(())) => Poll::Ready(()),
+            // The final answer came without a 100: the body is not wanted, and goes down with the connection.
+            Poll::Ready(Err(_)) => {
+                self.closed = true;
+                Poll::Pending
+            }
             Poll::Pending => self.patience.as_mut().poll(cx),
         }
     }
@@ -166,6 +179,7 @@ impl Streamed {
         if let Some(gate) = &mut self.gate {
             ready!(gate.poll(cx));
             self.gate = None;
+            self.progress.withheld.set(false);
         }
         match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -276,11 +290,20 @@ pub(super) enum AnswerBody {
     Whole(Bytes),
     /// Read in part, or not at all.
     Streamed(Gathering),
+    /// None, whatever its head says (304).
+    Absent,
 }
 
 enum Source {
     Whole(Bytes),
-    Streamed { parts: VecDeque<Bytes>, rest: Incoming, idle: Idle },
+    /// Of a 304, whose `Content-Length` speaks of the response to another request. hyper drops that header when the body says
+    /// that it has ended, and sends nothing of a body that claims otherwise.
+    Absent,
+    Streamed {
+        parts: VecDeque<Bytes>,
+        rest: Incoming,
+        idle: Idle,
+    },
 }
 
 /// A response body on its way to the client. Its end, whichever way, ends the request: the connection to the instance goes
@@ -299,6 +322,10 @@ impl ResponseBody {
                 lease.give_back();
                 Self::local(bytes, flight)
             }
+            AnswerBody::Absent => {
+                lease.give_back();
+                Self { source: Source::Absent, lease: None, flight: Some(flight) }
+            }
             AnswerBody::Streamed(Gathering { parts, rest }) => {
                 let source = Source::Streamed { parts, rest, idle: Idle::new(silence) };
                 Self { source, lease: Some(lease), flight: Some(flight) }
@@ -314,12 +341,14 @@ impl ResponseBody {
     fn ended(&self) -> bool {
         match &self.source {
             Source::Whole(bytes) => bytes.is_empty(),
+            Source::Absent => true,
             Source::Streamed { parts, rest, .. } => parts.is_empty() && rest.is_end_stream(),
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match &mut self.source {
+            Source::Absent => Poll::Ready(None),
             Source::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Source::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Source::Streamed { parts, rest, idle } => {
@@ -375,12 +404,13 @@ impl Body for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended()
+        !matches!(self.source, Source::Absent) && self.ended()
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Source::Absent => SizeHint::default(),
             Source::Streamed { parts, rest, .. } => {
                 let ahead: u64 = parts.iter().map(|part| part.len() as u64).sum();
                 let mut hint = rest.size_hint();

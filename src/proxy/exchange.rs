@@ -27,6 +27,8 @@ pub(super) struct Answer {
     pub(super) body: AnswerBody,
     pub(super) lease: Lease,
     pub(super) instance: u16,
+    /// The client holds back a body that nobody wants: its connection cannot be used further.
+    pub(super) closes: bool,
 }
 
 /// How one try ended.
@@ -97,7 +99,10 @@ impl<'a> Exchange<'a> {
         let mut lease = Lease::new(self.worker.pool.clone(), entry, link);
         let sent = lease.link.sender.try_send_request(request);
         match self.wait(sent, until, progress.as_deref()).await {
-            Some(Ok(response)) => self.answered(response, lease, at, until).await,
+            Some(Ok(response)) => {
+                let closes = progress.is_some_and(|progress| progress.withheld.get());
+                self.answered(response, lease, at, until, closes).await
+            }
             Some(Err(error)) => self.broken(error, entry, reused, progress.as_deref()),
             None => {
                 self.blame(Reason::UpstreamTimeout, entry, "no answer in time");
@@ -203,6 +208,7 @@ impl<'a> Exchange<'a> {
         lease: Lease,
         instance: u16,
         until: Mono,
+        closes: bool,
     ) -> Result<Tried, Refusal> {
         let entry = &self.routed.instances[usize::from(instance)];
         let (head, body) = response.into_parts();
@@ -223,10 +229,12 @@ impl<'a> Exchange<'a> {
                 // Slow, but it answers: the client gets what there is, and the rest as it comes.
                 Err(_) => AnswerBody::Streamed(gathering),
             }
+        } else if head.status == StatusCode::NOT_MODIFIED {
+            AnswerBody::Absent
         } else {
             AnswerBody::Streamed(Gathering::new(body))
         };
-        let answer = Box::new(Answer { head, body, lease, instance });
+        let answer = Box::new(Answer { head, body, lease, instance, closes });
         if retryable {
             self.last = Some(answer);
             return Ok(Tried::Failed(Outcome::RetryableStatus));

@@ -128,6 +128,9 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let now = self.worker.clock.mono();
+        if self.status.is_none() {
+            self.error = Some("client_aborted");
+        }
         self.series().finished(self.class, self.status, now.since(self.begun));
         self.worker.request_ended();
         self.client.left(now);

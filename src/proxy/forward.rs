@@ -156,9 +156,8 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
                     return Ok(*answer);
                 }
                 Tried::Failed(outcome) => {
-                    let before = attempts.retries();
                     attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
-                    exchange.failed = retry(outcome).filter(|_| attempts.retries() >= before);
+                    exchange.failed = retry(outcome);
                 }
             },
             Step::Wait(until) => tokio::time::sleep_until(exchange.worker.clock.instant(until).into()).await,
@@ -172,12 +171,16 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
 
 /// An instance's answer on its way to the client.
 fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response<ResponseBody> {
-    let Answer { mut head, body, lease, instance } = answer;
+    let Answer { mut head, body, mut lease, instance, closes } = answer;
     flight.instance = Some(instance);
     flight.answered = true;
     flight.status = Some(head.status.as_u16());
     headers::clean_response(&mut head.headers);
     finish_head(worker, &flight, &mut head.headers);
+    if closes {
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        lease.link.spend();
+    }
     head.extensions.clear();
     // The client's own version decides the framing; an instance that speaks 1.0 does not make the client's connection 1.0.
     head.version = http::Version::HTTP_11;

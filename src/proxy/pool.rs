@@ -16,7 +16,11 @@ use std::{
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustc_hash::FxHashMap;
-use tokio::{net::TcpStream, task::spawn_local, time::timeout_at};
+use tokio::{
+    net::TcpStream,
+    task::{AbortHandle, spawn_local},
+    time::timeout_at,
+};
 
 use super::{body::RequestBody, io::Socket};
 use crate::{
@@ -40,6 +44,23 @@ pub(super) struct Link {
     pub(super) reused: bool,
     /// Of the address that it leads to.
     epoch: u32,
+    /// Not to be used again.
+    spent: bool,
+    /// hyper's side of the connection: closed together with this one, also in the middle of a request.
+    driver: AbortHandle,
+}
+
+impl Link {
+    /// Closes it after the present response.
+    pub(super) fn spend(&mut self) {
+        self.spent = true;
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
 }
 
 struct Entry {
@@ -139,12 +160,13 @@ impl Pool {
             .handshake(TokioIo::new(socket.clone()))
             .await
             .map_err(|error| ConnectFault::Failed(io::Error::other(error)))?;
-        spawn_local(async move {
+        let driver = spawn_local(async move {
             // Whoever waits for a response hears of the error there.
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "connection to an instance ended");
             }
         });
+        let driver = driver.abort_handle();
         let mut entries = self.entries.borrow_mut();
         let entry = entries.entry(key(&instance.cell)).or_insert_with(|| Entry {
             cell: instance.cell.clone(),
@@ -153,7 +175,7 @@ impl Pool {
             epoch: 0,
             idle: Vec::new(),
         });
-        Ok(Link { sender, socket, since: Mono::ZERO, reused: false, epoch: entry.epoch })
+        Ok(Link { sender, socket, since: Mono::ZERO, reused: false, epoch: entry.epoch, spent: false, driver })
     }
 
     async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, ConnectFault> {
@@ -184,7 +206,7 @@ impl Pool {
     }
 
     fn give_back(&self, key: usize, mut link: Link) {
-        if link.sender.is_closed() {
+        if link.spent || link.sender.is_closed() {
             return;
         }
         let mut entries = self.entries.borrow_mut();

@@ -83,12 +83,8 @@ fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) -> Result<(), Reason> 
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Reason::BadTarget)?;
         headers.insert(header::HOST, host);
     }
-    let path = match uri.path_and_query() {
-        // `http://orders?x` has an empty path, which is sent as `/`.
-        Some(path) if path.as_str().starts_with('?') => format!("/{path}").parse().map_err(|_| Reason::BadTarget)?,
-        Some(path) => path.clone(),
-        None => http::uri::PathAndQuery::from_static("/"),
-    };
+    // An empty path is written as `/`, also before a query.
+    let path = uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
     *uri = Uri::from(path);
     Ok(())
 }

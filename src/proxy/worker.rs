@@ -347,7 +347,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
                 let now = worker.clock.mono();
                 worker.sweep(now);
                 count = count.wrapping_add(1);
-                if index == 0 && count % RETIRE_EVERY == 0 {
+                if index == 0 && count.is_multiple_of(RETIRE_EVERY) {
                     worker.metrics.retire(&worker.view().snapshot, now);
                 }
             }

@@ -7,7 +7,7 @@ use std::{
     fs::OpenOptions,
     io::{self, BufWriter, Write},
     net::SocketAddr,
-    sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
     thread::{self, JoinHandle},
     time::{Duration, UNIX_EPOCH},
 };
@@ -180,10 +180,7 @@ fn write_all(
                 hash_subject(&mut entry);
             }
             written = written.and(write_line(&mut out, &entry, format));
-            next = match queue.try_recv() {
-                Ok(entry) => Some(entry),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-            };
+            next = queue.try_recv().ok();
         }
         match written.and(out.flush()) {
             Ok(()) => failing = false,

@@ -5,5 +5,7 @@ mod allocations;
 mod counting;
 mod fleet;
 mod floors;
+mod proxy;
 mod skip;
+mod support;
 mod vectors;

@@ -1,0 +1,301 @@
+//! What a client sees when instances fail (REQUIREMENTS R6, P4, P5).
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lanemesh::types::Health;
+
+use crate::support::{
+    Act, Fixture, Instance, Upstream,
+    fixture::{eventually, silent},
+};
+
+const POST: &str = "POST / HTTP/1.1\r\nHost: orders\r\nContent-Length: 5\r\n\r\nhello";
+
+/// What an instance does with every request.
+type Script = fn() -> Vec<Act>;
+
+/// A key whose first instance is `first`.
+fn key_of(proxy: &Fixture, first: &str) -> String {
+    (0..).map(|n| format!("u{n}")).find(|key| proxy.order(key)[0] == first).unwrap()
+}
+
+#[test]
+fn an_unknown_service_is_404_and_an_empty_one_503() {
+    let up = Upstream::ok("ok");
+    let sick = Instance::new("b1", up.addr).service("billing").health(Health::Critical);
+    let proxy = Fixture::new(&[Instance::new("o1", up.addr), sick]);
+    let response = proxy.ask("GET / HTTP/1.1\r\nHost: shop\r\nAccept: application/json\r\n\r\n");
+    assert_eq!((response.status, response.header("x-lanemesh-error")), (404, Some("unknown_service")));
+    let body: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
+    assert_eq!((&body["error"], &body["detail"]), (&"unknown_service".into(), &"shop".into()));
+    let response = proxy.ask("GET / HTTP/1.1\r\nHost: billing\r\n\r\n");
+    assert_eq!((response.status, response.header("x-lanemesh-error")), (503, Some("no_instance")));
+    assert_eq!(
+        response.header("proxy-status"),
+        Some("lanemesh; error=destination_unavailable; details=\"no_instance\"")
+    );
+    assert!(response.text().contains("unhealthy") && response.text().contains("cure: "), "{}", response.text());
+}
+
+#[test]
+fn c75_refusals_walk_the_failover_order_at_once() {
+    let ups: Vec<Upstream> = (0..2).map(|_| Upstream::ok("ok")).collect();
+    let mut instances: Vec<Instance> = (0..2).map(|n| Instance::new(&format!("up{n}"), ups[n].addr)).collect();
+    instances.extend((0..4).map(|n| Instance::new(&format!("down{n}"), Upstream::refusing())));
+    let proxy = Fixture::new(&instances);
+    let began = Instant::now();
+    for n in 0..200 {
+        let key = format!("u{n}");
+        let heir = proxy.order(&key).into_iter().find(|id| id.starts_with("up")).unwrap();
+        let response = proxy.get(&key);
+        assert_eq!((response.status, response.header("x-lanemesh-instance")), (200, Some(heir.as_str())), "{key}");
+        let response = proxy.ask(format!("{}x-user-id: {key}\r\n\r\nhello", &POST[..POST.len() - 7]));
+        assert_eq!(response.status, 200, "nothing was sent, so a POST goes on as well");
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(proxy.metric("lanemesh_retries_total", &["connect_failed"]) > 0.0);
+}
+
+#[test]
+fn when_all_refuse_the_client_is_told_that_nothing_was_sent() {
+    let proxy = Fixture::new(&[Instance::new("o1", Upstream::refusing()), Instance::new("o2", Upstream::refusing())]);
+    let response = proxy.ask(POST);
+    assert_eq!((response.status, response.header("x-lanemesh-error")), (503, Some("all_refused")));
+    assert!(response.text().contains("last tried: o"), "{}", response.text());
+}
+
+#[test]
+fn c73_a_post_is_never_processed_twice() {
+    let close: Script = || vec![Act::Close];
+    let scripts: [(Script, u16); 4] = [
+        (close, 502),
+        (|| vec![Act::Reset], 502),
+        (|| vec![Act::Pause(Duration::from_millis(1_500)), Act::ok("late")], 504),
+        (|| vec![Act::send("HTTP/1.1 200 OK\r\nConte"), Act::Reset], 502),
+    ];
+    for (number, (script, status)) in scripts.into_iter().enumerate() {
+        let bad = Upstream::start(move |_, _| script());
+        let good = Upstream::ok("ok");
+        let instances = [Instance::new("bad", bad.addr), Instance::new("good", good.addr)];
+        let proxy = Fixture::with(&instances, &[], |config| {
+            config.proxy.timeouts.per_try = Duration::from_millis(300);
+        });
+        let key = key_of(&proxy, "bad");
+        let response = proxy.ask(format!("{}x-user-id: {key}\r\n\r\nhello", &POST[..POST.len() - 7]));
+        assert_eq!(response.status, status, "script {number}");
+        assert_eq!((bad.seen().len(), good.seen().len()), (1, 0), "script {number}");
+    }
+}
+
+#[test]
+fn a_safe_request_survives_the_same_failures() {
+    let scripts: [Script; 6] = [
+        || vec![Act::Close],
+        || vec![Act::Reset],
+        || vec![Act::Pause(Duration::from_millis(1_500)), Act::ok("late")],
+        || vec![Act::send("HTTP/1.1 200 OK\r\nConte"), Act::Reset],
+        // Killed in the middle of a small body: nothing was given to the client yet.
+        || vec![Act::send("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nhalf of it"), Act::Reset],
+        || vec![Act::send("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n")],
+    ];
+    for (number, script) in scripts.into_iter().enumerate() {
+        let bad = Upstream::start(move |_, _| script());
+        let good = Upstream::ok("good");
+        let instances = [Instance::new("bad", bad.addr), Instance::new("good", good.addr)];
+        let proxy = Fixture::with(&instances, &[], |config| {
+            config.proxy.timeouts.per_try = Duration::from_millis(300);
+        });
+        let key = key_of(&proxy, "bad");
+        let response = proxy.get(&key);
+        assert_eq!((response.status, response.text().as_str()), (200, "good"), "script {number}");
+        assert_eq!(response.header("x-lanemesh-attempts"), Some("2"), "script {number}");
+        assert_eq!((bad.seen().len(), good.seen().len()), (1, 1), "script {number}");
+    }
+}
+
+#[test]
+fn c69_a_retried_body_is_the_same_to_the_byte_or_not_retried() {
+    let bad = Upstream::bytes("HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy");
+    let good = Upstream::start(|seen, _| vec![Act::ok(&String::from_utf8_lossy(&seen.body))]);
+    let proxy = Fixture::new(&[Instance::new("bad", bad.addr), Instance::new("good", good.addr)]);
+    let key = key_of(&proxy, "bad");
+    let head = format!("PUT / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\n");
+    let body = "x".repeat(60_000);
+    let mut client = proxy.client();
+    client.send(format!("{head}Content-Length: {}\r\n\r\n", body.len()));
+    for piece in body.as_bytes().chunks(20_000) {
+        client.send(piece);
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(client.response(false).text(), body);
+    let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n1a\r\nabcdefghijklmnopqrstuvwxyz\r\n0\r\n\r\n");
+    let response = client.ask(chunked);
+    assert_eq!((response.status, response.text().as_str()), (503, "busy"), "of unknown length: passed on as it is");
+}
+
+#[test]
+fn c72_the_last_answer_is_passed_on_whole() {
+    let answer =
+        "HTTP/1.1 503 Busy\r\ncontent-type: application/json\r\nx-err: 7\r\ncontent-length: 7\r\n\r\n{\"e\":7}";
+    let ups = [Upstream::bytes(answer), Upstream::bytes(answer), Upstream::bytes(answer)];
+    let instances: Vec<Instance> = (0..3).map(|n| Instance::new(&format!("o{n}"), ups[n].addr)).collect();
+    let proxy = Fixture::with(&instances, &[], |config| config.proxy.max_retries = 1);
+    let hits = || ups.iter().map(|up| up.seen().len()).sum::<usize>();
+    for (request, expected) in [(POST, 1), ("GET / HTTP/1.1\r\nHost: orders\r\n\r\n", 3)] {
+        let response = proxy.ask(request);
+        assert_eq!((response.status, response.text().as_str()), (503, "{\"e\":7}"));
+        assert_eq!((response.header("x-err"), response.header("content-type")), (Some("7"), Some("application/json")));
+        assert_eq!((response.header("x-lanemesh-error"), hits()), (None, expected));
+    }
+}
+
+#[test]
+fn an_answer_is_better_than_what_came_after_it() {
+    let busy = Upstream::bytes("HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy");
+    let proxy = Fixture::new(&[Instance::new("busy", busy.addr), Instance::new("down", Upstream::refusing())]);
+    let key = key_of(&proxy, "busy");
+    let response = proxy.get(&key);
+    assert_eq!((response.status, response.text().as_str()), (503, "busy"));
+}
+
+#[test]
+fn c49_a_stale_connection_is_nobodys_error() {
+    // Closes a little after every answer, so that some reuses meet the closing.
+    let up = Upstream::start(|_, _| vec![Act::ok("ok"), Act::Pause(Duration::from_millis(5)), Act::Close]);
+    let proxy = Fixture::one(up.addr);
+    thread::scope(|scope| {
+        for start in 0..8 {
+            let proxy = &proxy;
+            scope.spawn(move || {
+                let mut client = proxy.client();
+                for n in 0..60_u64 {
+                    let get = client.ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
+                    assert_eq!(get.status, 200, "{}", get.text());
+                    thread::sleep(Duration::from_micros(4_000 + (n * 37 + start * 113) % 2_000));
+                }
+            });
+        }
+    });
+    assert_eq!(proxy.snapshots.load().service("orders").unwrap().instances[0].cell.in_flight(), 0);
+    assert_eq!(proxy.metric("lanemesh_proxy_errors_total", &[]), 0.0);
+}
+
+#[test]
+fn c49_closing_on_the_second_requests_arrival() {
+    let up =
+        Upstream::start(|seen, _| if seen.line().contains("/again") { vec![Act::Close] } else { vec![Act::ok("ok")] });
+    let first = AtomicUsize::new(0);
+    let proxy = Fixture::one(up.addr);
+    let mut client = proxy.client();
+    assert_eq!(client.ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n").status, 200);
+    first.store(up.seen().len(), SeqCst);
+    let response = client.ask(POST.replace("POST / ", "POST /again "));
+    assert_eq!((response.status, response.header("x-lanemesh-error")), (502, Some("upstream_reset_before_response")));
+    assert_eq!(up.seen().len() - first.load(SeqCst), 1, "a POST that may have been processed is not repeated");
+}
+
+#[test]
+fn a_post_on_a_connection_that_was_closed_before_is_not_lost() {
+    let up = Upstream::start(|_, _| vec![Act::ok("ok"), Act::Close]);
+    let proxy = Fixture::one(up.addr);
+    let mut client = proxy.client();
+    for _ in 0..50 {
+        assert_eq!(client.ask(POST).status, 200);
+    }
+    assert_eq!(up.seen().len(), 50);
+}
+
+#[test]
+fn a_killed_instance_costs_no_safe_request() {
+    let ups: Vec<Upstream> = (0..4).map(|_| Upstream::ok("ok")).collect();
+    let instances: Vec<Instance> = (0..4).map(|n| Instance::new(&format!("o{n}"), ups[n].addr)).collect();
+    let proxy = Fixture::new(&instances);
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            let (proxy, done) = (&proxy, &done);
+            scope.spawn(move || {
+                let mut client = proxy.client();
+                for n in 0..150 {
+                    let ask = format!("GET / HTTP/1.1\r\nHost: orders\r\nx-user-id: u{worker}-{n}\r\n\r\n");
+                    let response = client.ask(ask);
+                    assert_eq!(response.status, 200, "{}", response.text());
+                    done.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        eventually("some requests are through", || done.load(SeqCst) > 200);
+        ups[1].kill();
+    });
+    assert_eq!(done.load(SeqCst), 1_200);
+}
+
+#[test]
+fn timeouts_have_their_own_status_and_reason() {
+    let (_listener, addr) = silent();
+    let proxy = Fixture::with(&[Instance::new("o1", addr)], &[], |config| {
+        config.proxy.timeouts.per_try = Duration::from_millis(150);
+        config.proxy.timeouts.total = Duration::from_millis(900);
+    });
+    let began = Instant::now();
+    let response = proxy.ask(POST);
+    assert_eq!((response.status, response.header("x-lanemesh-error")), (504, Some("upstream_timeout")));
+    assert!((100..600).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+    let began = Instant::now();
+    let response = proxy.ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
+    assert_eq!(response.status, 504);
+    assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+}
+
+#[test]
+fn the_callers_deadline_is_kept_and_passed_on() {
+    let (_listener, addr) = silent();
+    let proxy = Fixture::one(addr);
+    for (value, most) in [("150", 600), ("0.2s", 600), ("0", 200)] {
+        let began = Instant::now();
+        let response = proxy.ask(format!("GET / HTTP/1.1\r\nHost: orders\r\nx-request-timeout: {value}\r\n\r\n"));
+        assert_eq!(response.status, 504, "{value}");
+        assert!(began.elapsed() < Duration::from_millis(most), "{value}: {:?}", began.elapsed());
+    }
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::one(up.addr);
+    proxy.ask("GET / HTTP/1.1\r\nHost: orders\r\nx-request-timeout: 1s\r\n\r\n");
+    let passed: u64 = up.only().values("x-request-timeout")[0].parse().unwrap();
+    assert!((500..=1_000).contains(&passed), "{passed}");
+}
+
+#[test]
+fn a_body_that_falls_silent_is_cut_and_named() {
+    let up = Upstream::start(|_, _| {
+        vec![Act::send("HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\nsome"), Act::Pause(Duration::from_secs(3))]
+    });
+    let proxy = Fixture::with(&[Instance::new("o1", up.addr)], &[], |config| {
+        config.proxy.timeouts.idle = Duration::from_millis(200);
+    });
+    let mut client = proxy.client();
+    client.send("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
+    let began = Instant::now();
+    let (bytes, _) = client.drain();
+    assert!(bytes.ends_with(b"some") && began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(proxy.access_log()[0]["error"], "upstream_body_timeout");
+}
+
+#[test]
+fn a_long_upload_is_not_cut_by_the_time_of_a_try() {
+    let up = Upstream::start(|seen, _| vec![Act::ok(&seen.body.len().to_string())]);
+    let proxy = Fixture::with(&[Instance::new("o1", up.addr)], &[], |config| {
+        config.proxy.timeouts.per_try = Duration::from_millis(150);
+        config.proxy.timeouts.total = Duration::from_millis(450);
+    });
+    let mut client = proxy.client();
+    client.send("POST / HTTP/1.1\r\nHost: orders\r\nContent-Length: 100000\r\n\r\n");
+    for _ in 0..20 {
+        client.send([b'x'; 5_000]);
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(client.response(false).text(), "100000");
+}
