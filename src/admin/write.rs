@@ -75,7 +75,9 @@ pub(super) async fn register(
     };
     if names_admin(&host, new.port, terms.bound) {
         let error = format!("{host}:{} is this sidecar's admin API, not an application", new.port);
-        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error).cure("give the application's own host and port"));
+        return Err(
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error).cure("give the application's own host and port")
+        );
     }
     Ok((StatusCode::CREATED, Json(state.handle.register(new).await?)))
 }
@@ -85,7 +87,8 @@ fn names_admin(host: &str, port: u16, bound: SocketAddr) -> bool {
         true => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         false => host.parse::<IpAddr>().ok(),
     };
-    let here = ip.is_some_and(|ip| ip == bound.ip() || ip.is_unspecified() || (bound.ip().is_unspecified() && ip.is_loopback()));
+    let here = ip
+        .is_some_and(|ip| ip == bound.ip() || ip.is_unspecified() || (bound.ip().is_unspecified() && ip.is_loopback()));
     port == bound.port() && here
 }
 
