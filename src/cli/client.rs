@@ -223,7 +223,8 @@ pub fn with_query(path: &str, query: &[(&str, Option<&str>)]) -> String {
 fn read_token(path: &Path) -> Result<String, Failure> {
     let refused = |reason: String| {
         Failure::new(Exit::NotAllowed, format!("the write token `{}` is not readable: {reason}", path.display())).cure(
-            "run this as the user that runs the sidecar, on its machine (`sudo -u USER lanemesh ...`), or give the token by --token-file or LANEMESH_TOKEN",
+            "run this as the user that runs the sidecar, on its machine (`sudo -u USER lanemesh ...`), or give the token by \
+             --token-file or LANEMESH_TOKEN",
         )
     };
     let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
