@@ -19,6 +19,7 @@ pub mod node;
 
 pub mod net;
 pub mod pki;
+pub mod ready;
 pub mod telemetry;
 
 pub mod admin;

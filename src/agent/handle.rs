@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
+    lanes::PolicyChange,
+    node::InstanceChange,
     routing::Snapshot,
     types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
 };
@@ -51,22 +53,6 @@ pub struct InstanceInfo {
     pub excluded: Option<String>,
 }
 
-/// A change to an instance of this sidecar. Only what is given changes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct InstanceChange {
-    /// 0..=1600.
-    pub weight: Option<u16>,
-    /// Lane.
-    pub lane: Option<Lane>,
-    /// Version.
-    pub version: Option<VersionName>,
-    /// Replaces the tags.
-    pub tags: Option<BTreeMap<String, String>>,
-    /// Requests a second.
-    pub capacity: Option<u32>,
-}
-
 /// An instance to register at run time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -104,38 +90,6 @@ pub struct NewInstance {
 
 fn normal_weight() -> u16 {
     crate::types::NORMAL_WEIGHT
-}
-
-/// A change to a service's policy; what is absent stays as it is. `off` clears sizes and lists.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PolicyChange {
-    /// Lane to size in basis points. New lanes start after the last range.
-    pub sizes: BTreeMap<Lane, u16>,
-    /// Subjects to add to a lane's allow-list.
-    pub allow: BTreeMap<Lane, Vec<String>>,
-    /// Subjects to add to a lane's deny-list.
-    pub deny: BTreeMap<Lane, Vec<String>>,
-    /// Subjects to take off both lists of a lane.
-    pub unlist: BTreeMap<Lane, Vec<String>>,
-    /// Everybody to stable.
-    pub off: Option<bool>,
-    /// Experiment name.
-    pub experiment: Option<String>,
-    /// Salt.
-    pub salt: Option<String>,
-    /// Bucket scheme.
-    pub scheme: Option<crate::types::BucketScheme>,
-    /// Subject source.
-    pub subject: Option<crate::types::SubjectSource>,
-    /// Requests without a subject.
-    pub anonymous: Option<crate::types::AnonymousRule>,
-    /// Empty-lane rule.
-    pub empty: Option<crate::types::EmptyLaneRule>,
-    /// Why; required for a raise of more than 20 points.
-    pub reason: String,
-    /// Needed for a raise of more than 20 points.
-    pub force: bool,
 }
 
 /// A policy as people see it.
@@ -221,6 +175,7 @@ pub(super) enum Ask {
     SetPolicy(ServiceName, PolicyChange, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
+    Shutdown,
     Leave(oneshot::Sender<()>),
 }
 
@@ -315,6 +270,11 @@ impl Handle {
     /// A check changed an instance's health.
     pub async fn health(&self, id: InstanceId, health: Health) -> Result<(), CommandError> {
         self.asks.send(Ask::Health(id, health)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// Takes everything out of rotation because the process ends; not kept over a restart.
+    pub async fn shutting_down(&self) -> Result<(), CommandError> {
+        self.asks.send(Ask::Shutdown).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// Says goodbye to the mesh; returns when peers were told.

@@ -1,9 +1,21 @@
 //! Floor 5: the one task that owns `Node`, and the handle through which everybody else asks it.
+//!
+//! The loop is small: an event comes in, the node thinks, outputs are carried out; nothing in it waits for the network, the
+//! disk or a ring. Rings are built by a thread of their own; the state file is written by another.
 
+mod answers;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;
+mod metrics;
+mod run;
+mod seeds;
+mod state;
+mod views;
 
-pub use handle::{
-    CommandError, Handle, InstanceChange, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyChange, PolicyInfo,
-};
+pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo};
+pub use metrics::MeshMetrics;
+pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};
+pub use state::{StateDir, StateError};
+
+pub use crate::{lanes::PolicyChange, node::InstanceChange};

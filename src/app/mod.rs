@@ -1,11 +1,39 @@
-//! app.
+//! Floor 6: a sidecar is composed here, runs, and ends in order.
+//!
+//! [`start`] returns what was bound, so that port 0 works everywhere. The end has two steps: out of rotation first, while
+//! both directions are still served, then goodbye; a second signal shortens it.
+
+mod advertise;
+mod compose;
+mod shutdown;
 
 use std::process::ExitCode;
 
-use crate::config::Config;
+use anyhow::Result;
 
-/// Placeholder.
-pub async fn run(config: Config) -> anyhow::Result<ExitCode> {
-    let _ = config;
-    todo!()
+pub use compose::{Sidecar, start};
+
+use crate::{agent::Ended, config::Config};
+
+/// Runs a sidecar until it is told to end, or must. Exit code 0 after an orderly end, 4 when its name is taken.
+pub async fn run(config: Config) -> Result<ExitCode> {
+    crate::telemetry::init_logging(&config.log_filter, config.log_format)?;
+    let mut signals = shutdown::Signals::new()?;
+    let mut sidecar = start(config).await?;
+    let why = tokio::select! {
+        why = signals.next() => {
+            tracing::info!("{why}: out of rotation, then goodbye");
+            sidecar.shut_down(&mut signals).await;
+            Ended::Left
+        }
+        ended = sidecar.ended() => ended,
+    };
+    sidecar.close().await;
+    Ok(match why {
+        Ended::Left => ExitCode::SUCCESS,
+        Ended::NameTaken(_) => ExitCode::from(NAME_TAKEN),
+    })
 }
+
+/// Exit code when another live process has this node's name.
+const NAME_TAKEN: u8 = 4;

@@ -18,3 +18,24 @@ pub(super) fn run(args: &Args, json: bool) -> Result<ExitCode, Failure> {
     let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
     Ok(runtime.block_on(crate::demo::run(Options { keep: args.keep, json }))?)
 }
+
+/// The application in each pod of the demo
+#[derive(Debug, clap::Args)]
+pub(super) struct AppArgs {
+    /// Address to bind
+    #[arg(long)]
+    listen: std::net::SocketAddr,
+    /// Whose application it is
+    #[arg(long)]
+    instance: String,
+    /// Its version
+    #[arg(long)]
+    version: String,
+}
+
+pub(super) fn run_app(args: &AppArgs) -> Result<ExitCode, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
+    runtime.block_on(crate::demo::serve_app(args.listen, &args.instance, &args.version))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -55,6 +55,8 @@ enum Command {
     Ca(ca::Args),
     Config(config::Args),
     Demo(demo::Args),
+    #[command(hide = true)]
+    DemoApp(demo::AppArgs),
 }
 
 /// Commands that ask a running sidecar.
@@ -101,6 +103,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Run(args) => run::run(&args, json),
         Command::Demo(args) => demo::run(&args, json),
+        Command::DemoApp(args) => demo::run_app(&args),
         Command::Config(args) => printed(config::run(&args, json)?),
         Command::Ca(args) => printed((ca::run(&args, json)?, ExitCode::SUCCESS)),
         Command::Sidecar(command) => printed((soon(ask(&command, json))?, ExitCode::SUCCESS)),

@@ -156,6 +156,14 @@ pub struct Check {
     pub fall: u8,
 }
 
+impl Default for Check {
+    /// A TCP connection every second: what works for any application.
+    fn default() -> Self {
+        let (interval, timeout) = (Duration::from_secs(1), Duration::from_millis(500));
+        Self { kind: CheckKind::Tcp, interval, timeout, rise: 2, fall: 2 }
+    }
+}
+
 /// What a check asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckKind {

@@ -216,3 +216,207 @@ impl CompiledPolicy {
 const STABLE: u8 = 0;
 /// One bit each in [`Listed`], bit 0 being `stable`'s. A checked policy has at most 16.
 const MAX_LANES: usize = 31;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::types::{BucketScheme, EmptyLaneRule, LaneRule, PolicyVersion, ServiceName, Wall};
+
+    fn policy(lanes: &[(&str, u16, u16)]) -> LanePolicy {
+        let rule = |start, size| LaneRule { start, size, ..LaneRule::default() };
+        LanePolicy {
+            service: ServiceName::new("orders").unwrap(),
+            version: PolicyVersion { epoch: 0, clock: 1, author: "n1".into() },
+            off: false,
+            experiment: "checkout".into(),
+            salt: "s1".into(),
+            scheme: BucketScheme::Prefixed,
+            lanes: lanes.iter().map(|(name, start, size)| (lane(name), rule(*start, *size))).collect(),
+            subject: None,
+            anonymous: AnonymousRule::Stable,
+            empty: EmptyLaneRule::default(),
+            reason: String::new(),
+            set_at: Wall(0),
+        }
+    }
+
+    fn lane(name: &str) -> Lane {
+        Lane::new(name).unwrap()
+    }
+
+    fn listed(mut policy: LanePolicy, name: &str, allow: &[&str], deny: &[&str]) -> LanePolicy {
+        let rule = policy.lanes.entry(lane(name)).or_default();
+        rule.allow.extend(allow.iter().map(|s| s.to_string()));
+        rule.deny.extend(deny.iter().map(|s| s.to_string()));
+        policy
+    }
+
+    fn compile(policy: LanePolicy) -> CompiledPolicy {
+        policy.check().unwrap();
+        CompiledPolicy::new(Arc::new(policy))
+    }
+
+    fn decide<'a>(policy: &'a CompiledPolicy, subject: &str, explicit: Option<&str>) -> (&'a str, LaneReason, bool) {
+        let decision = policy.decide(&Entry { subject: Some(subject), explicit, random: 0 });
+        (policy.lane(decision.lane).as_str(), decision.reason, decision.probe)
+    }
+
+    /// A subject whose bucket lies in `range`.
+    fn subject_in(policy: &CompiledPolicy, range: std::ops::Range<u16>) -> String {
+        let users = (0..100_000).map(|n| format!("u{n}"));
+        users.into_iter().find(|user| range.contains(&policy.bucket_of(user))).unwrap()
+    }
+
+    #[test]
+    fn ranges_decide_and_the_rest_is_stable() {
+        let policy = compile(policy(&[("canary", 0, 500), ("beta", 500, 100)]));
+        let in_canary = subject_in(&policy, 0..500);
+        let in_beta = subject_in(&policy, 500..600);
+        let outside = subject_in(&policy, 600..10_000);
+        assert_eq!(decide(&policy, &in_canary, None), ("canary", LaneReason::Range, false));
+        assert_eq!(decide(&policy, &in_beta, None), ("beta", LaneReason::Range, false));
+        assert_eq!(decide(&policy, &outside, None), ("stable", LaneReason::OutOfRange, false));
+    }
+
+    #[test]
+    fn the_ends_are_exact() {
+        let none = compile(policy(&[("canary", 0, 0)]));
+        let all = compile(policy(&[("canary", 0, 10_000)]));
+        let one = compile(policy(&[("canary", 77, 1)]));
+        for user in 0..20_000 {
+            let user = format!("u{user}");
+            assert_eq!(decide(&none, &user, None).0, "stable");
+            assert_eq!(decide(&all, &user, None).0, "canary");
+            assert_eq!(decide(&one, &user, None).0 == "canary", one.bucket_of(&user) == 77);
+        }
+    }
+
+    #[test]
+    fn explicit_is_for_allow_listed_subjects_only() {
+        let base = policy(&[("canary", 0, 10_000), ("beta", 0, 0)]);
+        let policy = compile(listed(listed(base, "canary", &["ann"], &[]), "beta", &["ben", "dan"], &["dan"]));
+        assert_eq!(decide(&policy, "ann", Some("canary")), ("canary", LaneReason::Explicit, false));
+        assert_eq!(decide(&policy, "ann", Some("stable")), ("stable", LaneReason::Explicit, false));
+        assert_eq!(decide(&policy, "ann", Some("beta")), ("canary", LaneReason::AllowList, true));
+        assert_eq!(decide(&policy, "ben", Some("beta")), ("beta", LaneReason::Explicit, false));
+        assert_eq!(decide(&policy, "dan", Some("beta")), ("canary", LaneReason::Range, true));
+        assert_eq!(decide(&policy, "eve", Some("stable")), ("canary", LaneReason::Range, true));
+        assert_eq!(decide(&policy, "ann", Some("gamma")), ("canary", LaneReason::AllowList, true));
+        assert_eq!(decide(&policy, "", Some("canary")), ("stable", LaneReason::Anonymous, true));
+    }
+
+    #[test]
+    fn deny_beats_allow_and_range_of_its_lane_only() {
+        let base = policy(&[("canary", 0, 10_000), ("beta", 0, 0)]);
+        let policy = compile(listed(listed(base, "canary", &["ann"], &["ann", "ben"]), "beta", &["ben"], &[]));
+        assert_eq!(decide(&policy, "ann", None), ("stable", LaneReason::DenyList, false));
+        assert_eq!(decide(&policy, "ann", Some("canary")), ("stable", LaneReason::DenyList, true));
+        assert_eq!(decide(&policy, "ben", None), ("beta", LaneReason::AllowList, false));
+        assert_eq!(decide(&policy, "eve", None), ("canary", LaneReason::Range, false));
+    }
+
+    #[test]
+    fn off_beats_all() {
+        let mut set = listed(policy(&[("canary", 0, 10_000)]), "canary", &["ann"], &[]);
+        set.off = true;
+        let policy = compile(set);
+        for (subject, explicit, probe) in
+            [("ann", Some("canary"), false), ("eve", Some("canary"), true), ("", None, false)]
+        {
+            assert_eq!(decide(&policy, subject, explicit), ("stable", LaneReason::Off, probe));
+        }
+    }
+
+    #[test]
+    fn anonymous_requests_follow_their_rule() {
+        let mut set = policy(&[("canary", 0, 2_500)]);
+        assert_eq!(decide(&compile(set.clone()), "", None), ("stable", LaneReason::Anonymous, false));
+        set.anonymous = AnonymousRule::Request;
+        let policy = compile(set);
+        let lane = |random| policy.decide(&Entry { subject: None, explicit: None, random });
+        assert_eq!((lane(2_499).lane, lane(2_499).bucket), (1, Some(2_499)));
+        assert_eq!((lane(12_500).lane, lane(12_500).reason), (0, LaneReason::OutOfRange));
+    }
+
+    #[test]
+    fn lanes_are_numbered_in_name_order_and_unknown_numbers_read_as_stable() {
+        let policy = compile(policy(&[("canary", 0, 1), ("beta", 1, 1)]));
+        let names: Vec<_> = policy.lanes().iter().map(Lane::as_str).collect();
+        assert_eq!(names, ["stable", "beta", "canary"]);
+        assert_eq!(policy.lane(200).as_str(), "stable");
+    }
+
+    /// Up to three lanes, each growing inside a third of its own.
+    fn sizes() -> impl Strategy<Value = [u16; 3]> {
+        prop::array::uniform3(0_u16..=3_333)
+    }
+
+    fn three(sizes: [u16; 3]) -> CompiledPolicy {
+        compile(policy(&[("a", 0, sizes[0]), ("b", 3_333, sizes[1]), ("c", 6_666, sizes[2])]))
+    }
+
+    proptest! {
+        #[test]
+        fn raising_only_adds_and_lowering_only_removes(before in sizes(), after in sizes(), users in prop::collection::vec("[a-z0-9]{1,12}", 50)) {
+            let (old, new) = (three(before), three(after));
+            for user in users {
+                let (was, is) = (decide(&old, &user, None).0, decide(&new, &user, None).0);
+                for (index, lane) in ["a", "b", "c"].into_iter().enumerate() {
+                    // What another lane does has no part in it.
+                    prop_assert!(was != lane || is == lane || after[index] < before[index]);
+                    prop_assert!(is != lane || was == lane || after[index] > before[index]);
+                }
+            }
+        }
+
+        #[test]
+        fn equals_the_order_of_the_rules(
+            sizes in sizes(),
+            lists in prop::collection::btree_map("[abc]", (prop::collection::btree_set("[u-z]", 0..4), prop::collection::btree_set("[u-z]", 0..4)), 0..4),
+            subject in "[u-z]",
+            explicit in prop::option::of("a|b|c|stable|d"),
+            off in any::<bool>(),
+        ) {
+            let mut set = policy(&[("a", 0, sizes[0]), ("b", 3_333, sizes[1]), ("c", 6_666, sizes[2])]);
+            set.off = off;
+            for (name, (allow, deny)) in lists {
+                let rule = set.lanes.get_mut(name.as_str()).unwrap();
+                (rule.allow, rule.deny) = (allow, deny);
+            }
+            let expected = by_rules(&set, &subject, explicit.as_deref());
+            let compiled = compile(set);
+            prop_assert_eq!(decide(&compiled, &subject, explicit.as_deref()), (expected.0.as_str(), expected.1, expected.2));
+        }
+    }
+
+    /// The rules of L4, read one by one.
+    fn by_rules(policy: &LanePolicy, subject: &str, explicit: Option<&str>) -> (String, LaneReason, bool) {
+        let allowed: BTreeMap<_, _> = policy.lanes.iter().filter(|(_, rule)| rule.allow.contains(subject)).collect();
+        let open = |name: &str| policy.lanes.get(name).is_some_and(|rule| !rule.deny.contains(subject));
+        let honoured = explicit.filter(|name| match *name {
+            "stable" => !allowed.is_empty(),
+            name => allowed.contains_key(&lane(name)) && open(name),
+        });
+        let probe = explicit.is_some() && honoured.is_none();
+        let stable = |reason| ("stable".to_owned(), reason, probe);
+        if policy.off {
+            return stable(LaneReason::Off);
+        }
+        if let Some(name) = honoured {
+            return (name.to_owned(), LaneReason::Explicit, probe);
+        }
+        if let Some(name) = allowed.keys().find(|name| open(name.as_str())) {
+            return (name.to_string(), LaneReason::AllowList, probe);
+        }
+        let bucket = Prefix::new(policy.scheme, &policy.salt, &policy.experiment).bucket(subject.as_bytes());
+        match policy.lanes.iter().find(|(_, rule)| (rule.start..rule.start + rule.size).contains(&bucket)) {
+            Some((name, _)) if !open(name.as_str()) => stable(LaneReason::DenyList),
+            Some((name, _)) => (name.to_string(), LaneReason::Range, probe),
+            None => stable(LaneReason::OutOfRange),
+        }
+    }
+}

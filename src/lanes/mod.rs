@@ -4,7 +4,9 @@
 //! then goes is `routing`'s; where the subject comes from is the proxy's.
 
 mod bucket;
+mod change;
 mod decide;
 
 pub use bucket::{BUCKETS, Bucket, Prefix};
+pub use change::{ChangeFault, PolicyChange, UNFORCED_RAISE, rollback};
 pub use decide::{CompiledPolicy, Entry, LaneDecision, LaneReason};

@@ -1,6 +1,655 @@
 //! Floor 3: the sidecar's brain, sans-io. Inputs go in with the time, outputs are polled out; the agent's loop and the
 //! simulator drive the same code.
+//!
+//! [`Node`] joins (`join`), exchanges what peers lack (`sync`), spreads what is new (`gossip`), says what this sidecar
+//! announces (`local`), publishes the candidate table (`view`) and writes down what must survive (`stored`). Who is alive is
+//! `membership`'s to say. Bad bytes from a peer are an event, never an error.
+//!
+//! Not here: sockets, files, names to resolve, and any decision about a request.
 
+mod gossip;
+mod ingress;
+mod join;
+mod local;
 mod membership;
+mod stored;
+mod sync;
+mod view;
 
-pub use membership::{Action, Membership, MembershipConfig};
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use rand::{Rng, RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+
+use crate::{
+    catalog::Catalog,
+    routing::CandidateTable,
+    types::{Drain, InstanceId, InstanceRecord, MemberState, Mono, NodeId, Trust, Wall},
+    wire::{Body, Envelope, Frame, KeyId, Kind, Statement, key_id},
+};
+
+pub use local::{InstanceChange, InstanceSpec, OrderError, SHUTDOWN};
+pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig};
+pub use stored::{Stored, StoredFault};
+
+/// The time of an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// For everything that waits or expires.
+    pub mono: Mono,
+    /// For what people read, and for the validity of certificates.
+    pub wall: Wall,
+}
+
+/// What a node is told at its start.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Its id, as its certificate names it.
+    pub node: NodeId,
+    /// Where peers reach its gossip endpoint.
+    pub addr: SocketAddr,
+    /// Version of the program, for people.
+    pub program: String,
+    /// Timers of the membership.
+    pub membership: MembershipConfig,
+    /// How long changes after a publication are collected, at most 2 s (REQUIREMENTS R4).
+    pub coalesce: Duration,
+    /// This node's source of chance; also the nonce of this run.
+    pub seed: u64,
+}
+
+/// What happened outside.
+#[derive(Debug)]
+pub enum Input {
+    /// A datagram or one-way stream of an authenticated peer.
+    Envelope {
+        /// Whom its certificate names.
+        from: NodeId,
+        /// Where it came from.
+        addr: SocketAddr,
+        /// Its bytes.
+        bytes: Bytes,
+    },
+    /// A peer opened a sync; an [`Output::SyncReply`] with this id answers it.
+    SyncRequest {
+        /// Names the stream.
+        id: u64,
+        /// Whom its certificate names.
+        from: NodeId,
+        /// Where it came from.
+        addr: SocketAddr,
+        /// Its bytes.
+        bytes: Bytes,
+    },
+    /// A sync that this node opened has ended.
+    SyncEnded {
+        /// As in [`Output::OpenSync`].
+        token: u64,
+        /// Who answered, and what.
+        result: Result<(NodeId, Bytes), DialError>,
+    },
+    /// The port of a UDP probe refused.
+    Refused {
+        /// As in [`Output::UdpProbe`].
+        token: u64,
+    },
+    /// The configured seeds resolve to these addresses now.
+    Seeds(Vec<SocketAddr>),
+    /// Something else than gossip shows that this node's network works (an upstream answered).
+    Control,
+}
+
+/// Why nobody answered a dial.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DialError {
+    /// The address leads back here.
+    Itself,
+    /// A second process with this node's certificate answered.
+    OwnName,
+    /// Anything else, for people.
+    Other(String),
+}
+
+/// What has to be done outside.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// Send an envelope to a peer: a datagram, or a stream where it is larger.
+    Send {
+        /// To whom.
+        to: NodeId,
+        /// Where it is reached.
+        addr: SocketAddr,
+        /// What.
+        bytes: Bytes,
+    },
+    /// Open a sync.
+    OpenSync {
+        /// Echoed in [`Input::SyncEnded`].
+        token: u64,
+        /// With whom; `None` with whoever is there (a seed).
+        node: Option<NodeId>,
+        /// Where.
+        addr: SocketAddr,
+        /// What to say.
+        request: Bytes,
+    },
+    /// Answer a sync.
+    SyncReply {
+        /// As in [`Input::SyncRequest`].
+        id: u64,
+        /// What to say.
+        bytes: Bytes,
+    },
+    /// Send one byte from a connected UDP socket.
+    UdpProbe {
+        /// Echoed in [`Input::Refused`].
+        token: u64,
+        /// Where.
+        addr: SocketAddr,
+    },
+    /// Close the connection to a peer that moved.
+    Retire(NodeId),
+    /// The routing view changed.
+    Publish(Arc<CandidateTable>),
+    /// Write this down; a restart begins with it.
+    Persist(Bytes),
+    /// Something people or metrics want to know.
+    Event(Event),
+}
+
+/// Something people or metrics want to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The node takes part in the mesh now; with how many others.
+    Joined {
+        /// Members known beside itself.
+        peers: usize,
+        /// The generation of this run.
+        generation: u64,
+    },
+    /// A member's state changed here.
+    Member {
+        /// Whose.
+        node: NodeId,
+        /// To what.
+        state: MemberState,
+    },
+    /// Another live process has this node's name; this one, the newcomer, must end.
+    NameTaken {
+        /// Where the other one lives.
+        addr: SocketAddr,
+    },
+    /// Another process tried to take this node's name, and was refused.
+    NameClaimed {
+        /// Where it said it lives.
+        addr: SocketAddr,
+    },
+    /// A peer passed on something that is not believed.
+    Refused {
+        /// Who sent it.
+        from: NodeId,
+        /// Who had signed it.
+        signer: NodeId,
+        /// Why it is not believed.
+        reason: String,
+    },
+    /// Bytes from a peer that can't be read.
+    Malformed {
+        /// Who sent them.
+        from: NodeId,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// Anything else worth a log line.
+    Report(String),
+}
+
+/// Counts since the start, for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Syncs that this node opened.
+    pub syncs_opened: u64,
+    /// Syncs that this node answered.
+    pub syncs_answered: u64,
+    /// Statements taken as news.
+    pub statements_news: u64,
+    /// Statements not believed.
+    pub statements_refused: u64,
+    /// Envelopes or frames that could not be read.
+    pub malformed: u64,
+    /// Publications of the candidate table.
+    pub publications: u64,
+}
+
+/// One sidecar, without its sockets.
+pub struct Node {
+    config: NodeConfig,
+    trust: Arc<dyn Trust>,
+    key: KeyId,
+    generation: u64,
+    revision: u32,
+    nonce: u64,
+    phase: Phase,
+    catalog: Catalog,
+    membership: Membership,
+    queue: gossip::Queue,
+    view: view::View,
+    local: local::Local,
+    seeds: BTreeMap<SocketAddr, join::Seed>,
+    challenges: BTreeMap<u64, crate::wire::Namesake>,
+    syncs: sync::Syncs,
+    forgotten: BTreeMap<NodeId, (u64, Mono)>,
+    rng: Pcg64,
+    outputs: VecDeque<Output>,
+    gossip_at: Option<Mono>,
+    join_until: Mono,
+    tidy_at: Mono,
+    persist_at: Option<Mono>,
+    counters: Counters,
+}
+
+/// Where the node is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Asking seeds what they know of its name, before it says anything.
+    Joining,
+    Member,
+    Left,
+    /// Another live process has its name.
+    Refused,
+}
+
+impl Node {
+    /// Starts with what an earlier run wrote down. Call [`Node::handle_timeout`] next.
+    pub fn new(
+        config: NodeConfig,
+        trust: Arc<dyn Trust>,
+        stored: Stored,
+        now: Now,
+    ) -> Result<Self, crate::types::TrustError> {
+        let facts = trust.check_certificate(trust.own_certificate(), now.wall)?;
+        let key = key_id(&facts.key);
+        let mut rng = Pcg64::seed_from_u64(config.seed);
+        let (nonce, generation) = (rng.next_u64(), stored.generation + 1);
+        let membership =
+            Membership::new(config.membership.clone(), config.node.clone(), generation, key, rng.next_u64(), now.mono);
+        let mut node = Self {
+            key,
+            generation,
+            revision: 0,
+            nonce,
+            phase: Phase::Joining,
+            catalog: Catalog::new(),
+            membership,
+            queue: gossip::Queue::default(),
+            view: view::View::new(config.coalesce.min(Duration::from_secs(2))),
+            local: local::Local::new(stored.drains, facts),
+            seeds: BTreeMap::new(),
+            challenges: BTreeMap::new(),
+            syncs: sync::Syncs::new(now.mono),
+            forgotten: BTreeMap::new(),
+            rng,
+            outputs: VecDeque::new(),
+            gossip_at: None,
+            join_until: now.mono + JOIN_WAIT,
+            tidy_at: now.mono + TIDY_EVERY,
+            persist_at: None,
+            counters: Counters::default(),
+            config,
+            trust,
+        };
+        node.introduce(now);
+        node.restore(stored.statements, now);
+        node.persist_at = Some(now.mono);
+        node.view.changed(view::Urgency::Now);
+        Ok(node)
+    }
+
+    /// Takes an input.
+    pub fn handle(&mut self, now: Now, input: Input) {
+        match input {
+            Input::Envelope { from, addr, bytes } => self.envelope(now, &from, addr, bytes),
+            Input::SyncRequest { id, from, addr, bytes } => self.sync_request(now, id, &from, addr, &bytes),
+            Input::SyncEnded { token, result } => self.sync_ended(now, token, result),
+            Input::Refused { token } => self.membership.refused(now.mono, token, &*self.trust),
+            Input::Seeds(addrs) => self.set_seeds(now, addrs),
+            Input::Control => self.membership.control(now.mono),
+        }
+        self.settle(now);
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Now) {
+        self.membership.timeout(now.mono, &*self.trust);
+        self.drive_join(now);
+        self.drive_sync(now);
+        if self.gossip_at.is_some_and(|at| now.mono >= at) {
+            self.gossip_round(now);
+        }
+        if now.mono >= self.tidy_at {
+            self.tidy(now);
+        }
+        if self.persist_at.is_some_and(|at| now.mono >= at) {
+            self.persist(now);
+        }
+        self.settle(now);
+    }
+
+    /// When [`Node::handle_timeout`] wants to be called next.
+    pub fn poll_timeout(&self) -> Option<Mono> {
+        let joining = (self.phase == Phase::Joining).then_some(self.join_until);
+        [
+            self.membership.poll_timeout(),
+            self.gossip_at,
+            self.view.due(),
+            self.persist_at,
+            joining,
+            self.seed_due(),
+            Some(self.syncs.due()),
+            Some(self.tidy_at),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// The next thing to do outside.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// This node's id.
+    pub fn id(&self) -> &NodeId {
+        &self.config.node
+    }
+
+    /// The generation of this run.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Whether it takes part: joined, and not gone.
+    pub fn is_member(&self) -> bool {
+        self.phase == Phase::Member
+    }
+
+    /// Whether it knows others, or was told of none.
+    pub fn met_mesh(&self) -> bool {
+        self.seeds.values().all(|seed| seed.is_own()) || self.catalog.members().nth(1).is_some()
+    }
+
+    /// What it holds.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// Who is alive.
+    pub fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    /// Counts since the start.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Statements waiting to be spread.
+    pub fn gossip_backlog(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Digest of everything that settles: equal on two nodes that hold the same and think the same of everybody.
+    pub fn digest(&self) -> u64 {
+        self.catalog.digest().wrapping_add(self.membership.digest())
+    }
+
+    /// Signs and merges a statement of this node's own, and spreads it.
+    fn say(&mut self, now: Now, body: &Body, urgency: Spread) {
+        let with_certificate = matches!(body.kind(), Kind::Member | Kind::Policy);
+        let statement =
+            Statement::sign(&*self.trust, &self.config.node, self.key, body.kind(), body.encode(), with_certificate);
+        self.catalog.merge(&statement, &*self.trust, now.wall);
+        self.touch(now);
+        if self.phase == Phase::Member {
+            self.spread(statement, body, urgency, None);
+        }
+    }
+
+    /// Says who and where this node is.
+    fn introduce(&mut self, now: Now) {
+        let member = crate::wire::Member {
+            node: self.config.node.clone(),
+            generation: self.generation,
+            revision: self.revision,
+            addr: self.config.addr,
+            nonce: self.nonce,
+            program: self.config.program.clone(),
+        };
+        self.say(now, &Body::Member(member), Spread::Eager);
+    }
+
+    /// Queues a statement, and sends it at once to a few (`Eager`) or to every active member (`Flood`).
+    fn spread(&mut self, statement: Statement, body: &Body, spread: Spread, except: Option<&NodeId>) {
+        self.queue.push(statement.clone(), body);
+        let count = match spread {
+            Spread::Queue => 0,
+            Spread::Eager => EAGER,
+            Spread::Flood => FLOOD_MOST,
+        };
+        let envelope = Envelope { digest: self.digest(), frames: vec![Frame::Statement(statement)] };
+        let bytes = envelope.encode();
+        for to in self.some_active(count, except) {
+            self.send_bytes(&to, bytes.clone());
+        }
+    }
+
+    /// Up to `count` active members, at random.
+    fn some_active(&mut self, count: usize, except: Option<&NodeId>) -> Vec<NodeId> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let mut active = self.membership.active();
+        active.retain(|node| Some(node) != except);
+        let count = count.min(active.len());
+        for i in 0..count {
+            let j = self.rng.random_range(i..active.len());
+            active.swap(i, j);
+        }
+        active.truncate(count);
+        active
+    }
+
+    fn send_bytes(&mut self, to: &NodeId, bytes: Bytes) {
+        if let Some(entry) = self.catalog.member(to) {
+            self.outputs.push_back(Output::Send { to: to.clone(), addr: entry.member.addr, bytes });
+        }
+    }
+
+    /// Sends frames to one node, with whatever waits to be spread in the room that is left.
+    fn send_frames(&mut self, to: &NodeId, mut frames: Vec<Frame>) {
+        let waiting = self.queue.fill(gossip::size_of(&frames).max(1));
+        let fresh: Vec<Frame> = waiting.into_iter().filter(|frame| !frames.contains(frame)).collect();
+        frames.extend(fresh);
+        let bytes = Envelope { digest: self.digest(), frames }.encode();
+        self.send_bytes(to, bytes);
+    }
+
+    fn send_statements(&mut self, to: &NodeId, statements: Vec<Statement>) {
+        let digest = self.digest();
+        for envelope in gossip::pack(statements, digest) {
+            self.send_bytes(to, envelope.encode());
+        }
+    }
+
+    fn gossip_round(&mut self, now: Now) {
+        self.gossip_at = None;
+        for to in self.some_active(GOSSIP_FANOUT, None) {
+            if self.queue.is_empty() {
+                break;
+            }
+            let frames = self.queue.fill(0);
+            let bytes = Envelope { digest: self.digest(), frames }.encode();
+            self.send_bytes(&to, bytes);
+        }
+        if self.membership.active().is_empty() {
+            return;
+        }
+        self.arm_gossip(now);
+    }
+
+    fn arm_gossip(&mut self, now: Now) {
+        if self.gossip_at.is_none() && !self.queue.is_empty() && self.phase == Phase::Member {
+            self.gossip_at = Some(now.mono + GOSSIP_EVERY);
+        }
+    }
+
+    /// Carries out what the membership wants, then publishes if it is time.
+    fn settle(&mut self, now: Now) {
+        while let Some(action) = self.membership.poll() {
+            self.carry_out(now, action);
+        }
+        self.arm_gossip(now);
+        if let Some(table) = self.view.publish(now.mono, &self.config.node, &self.catalog, &self.membership) {
+            self.counters.publications += 1;
+            self.outputs.push_back(Output::Publish(Arc::new(table)));
+        }
+    }
+
+    fn carry_out(&mut self, now: Now, action: Action) {
+        match action {
+            Action::Send { to, frames } => self.send_frames(&to, frames),
+            Action::SendLatest { to, about } => {
+                let latest = self.catalog.member(&about).map(|entry| {
+                    let alive = entry.alive.iter().map(|(_, _, alive)| alive.clone());
+                    std::iter::once(entry.statement.clone()).chain(alive).collect()
+                });
+                self.send_statements(&to, latest.unwrap_or_default());
+            }
+            Action::Retract { accused } => self.queue.drop_refuted(&accused),
+            Action::TakeNextGeneration => self.outdo(now, self.generation),
+            Action::Gossip { statement, eager, flood, except } => {
+                let Ok(body) = Body::decode(&statement) else { return };
+                // Our own refutation belongs into the catalog as well.
+                if body.kind() == Kind::Alive {
+                    self.catalog.merge(&statement, &*self.trust, now.wall);
+                    self.touch(now);
+                }
+                let spread = match (flood, eager) {
+                    (true, _) => Spread::Flood,
+                    (_, true) => Spread::Eager,
+                    _ => Spread::Queue,
+                };
+                self.spread(statement, &body, spread, except.as_ref());
+            }
+            Action::UdpProbe { token, node } => {
+                if let Some(entry) = self.catalog.member(&node) {
+                    self.outputs.push_back(Output::UdpProbe { token, addr: entry.member.addr });
+                }
+            }
+            Action::Sync { with } => self.open_sync(now, &with),
+            Action::Changed { node, state } => {
+                let urgency = if state == MemberState::Alive { view::Urgency::Coalesced } else { view::Urgency::Now };
+                self.view.changed(urgency);
+                self.event(Event::Member { node, state });
+            }
+            Action::Report(text) => self.event(Event::Report(text)),
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    /// Something that must survive a restart has changed.
+    fn touch(&mut self, now: Now) {
+        self.persist_at.get_or_insert(now.mono + PERSIST_AFTER);
+    }
+
+    fn persist(&mut self, _now: Now) {
+        self.persist_at = None;
+        let stored =
+            Stored { generation: self.generation, drains: self.local.drains(), statements: self.catalog.statements() };
+        self.outputs.push_back(Output::Persist(stored.encode().into()));
+    }
+
+    /// Loads what was known before the restart; each statement is checked again like any other.
+    fn restore(&mut self, statements: Vec<Statement>, now: Now) {
+        for statement in statements {
+            if statement.signer == self.config.node && statement.kind != Kind::Policy as u8 {
+                continue;
+            }
+            self.catalog.merge(&statement, &*self.trust, now.wall);
+        }
+        self.catalog.mark_stale();
+        self.catalog.confirm(&self.config.node.clone());
+        let lives: Vec<(NodeId, u64, u16)> = self
+            .catalog
+            .members()
+            .filter(|(node, entry)| **node != self.config.node && !entry.has_left())
+            .map(|(node, entry)| (node.clone(), entry.life().0, entry.life().1))
+            .collect();
+        for (node, generation, incarnation) in lives {
+            self.membership.alive(now.mono, &node, generation, incarnation);
+        }
+    }
+
+    /// Forgets members that have been gone for long, and names that were forgotten a while ago.
+    fn tidy(&mut self, now: Now) {
+        self.tidy_at = now.mono + TIDY_EVERY;
+        self.forgotten.retain(|_, (_, at)| now.mono.since(*at) < REMEMBER_FORGOTTEN);
+        let gone: Vec<(NodeId, u64)> = self
+            .catalog
+            .members()
+            .filter(|(node, _)| {
+                self.membership.gone_since(node).is_some_and(|since| now.mono.since(since) > FORGET_AFTER)
+            })
+            .map(|(node, entry)| (node.clone(), entry.member.generation))
+            .collect();
+        for (node, generation) in gone {
+            self.catalog.forget(&node);
+            self.membership.forget(&node);
+            self.forgotten.insert(node, (generation, now.mono));
+            self.view.changed(view::Urgency::Coalesced);
+            self.touch(now);
+        }
+    }
+}
+
+/// How far a statement is carried at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spread {
+    Queue,
+    Eager,
+    Flood,
+}
+
+/// How long a node waits for the first seed before it takes part alone.
+const JOIN_WAIT: Duration = Duration::from_millis(400);
+/// Members that hear news at once from whoever hears it.
+const EAGER: usize = 4;
+/// Most members that hear a leave, drain or rollback at once from its author.
+const FLOOD_MOST: usize = 64;
+/// Members per gossip round.
+const GOSSIP_FANOUT: usize = 3;
+/// Between gossip rounds while something waits.
+const GOSSIP_EVERY: Duration = Duration::from_millis(100);
+/// Between looks for members to forget.
+const TIDY_EVERY: Duration = Duration::from_secs(5);
+/// How long a forgotten member's old generation is not taken back from peers that have yet to forget it.
+const REMEMBER_FORGOTTEN: Duration = Duration::from_secs(60);
+/// Changes are collected this long before they are written down.
+const PERSIST_AFTER: Duration = Duration::from_secs(1);
+
+/// Drained instances by id, as they are kept over a restart.
+type Drains = Vec<(InstanceId, Drain)>;
+/// Own records by id.
+type Records = BTreeMap<InstanceId, InstanceRecord>;

@@ -1,1 +1,181 @@
-//! probe.
+//! Floor 5: checks of the applications beside this sidecar (REQUIREMENTS R9).
+//!
+//! One task per local instance asks (HTTP, TCP or nothing), [`Gate`] turns answers into health, and every change of health is
+//! reported to the agent. Checks start at a fixed interval from start to start; while the answers speak against the present
+//! state, the next one comes after a tenth of a second, so that start-up takes about 0.2 s with `rise = 2`, and a dying
+//! application is critical well within 2 s (one interval, two timeouts and the short wait between them).
+//!
+//! Not here: checks of other sidecars' instances; each sidecar speaks for its own.
+
+mod check;
+
+use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
+
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    agent::Handle,
+    config::{Check, CheckKind},
+    health::Gate,
+    types::{Health, InstanceId},
+};
+
+/// Wait between checks while the answers speak against the present state.
+const SOON: Duration = Duration::from_millis(100);
+/// For so long an application that has not passed yet is taken to be starting, and asked often.
+const STARTING: Duration = Duration::from_secs(30);
+
+/// One instance to check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The instance.
+    pub id: InstanceId,
+    /// Where its application listens: `host:port`, IPv6 in brackets.
+    pub authority: String,
+    /// How it is checked.
+    pub check: Check,
+}
+
+enum Order {
+    Check(Target),
+    Forget(InstanceId),
+}
+
+/// The running checks; they end when this is dropped.
+#[derive(Debug)]
+pub struct Probes {
+    orders: mpsc::UnboundedSender<Order>,
+    supervisor: JoinHandle<()>,
+}
+
+impl std::fmt::Debug for Order {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Check(target) => write!(f, "check {}", target.id),
+            Self::Forget(id) => write!(f, "forget {id}"),
+        }
+    }
+}
+
+impl Probes {
+    /// Starts (or restarts, when it is known) the checks of an instance that was registered at run time.
+    pub fn check(&self, target: Target) {
+        // The supervisor lives as long as this value.
+        let _ = self.orders.send(Order::Check(target));
+    }
+
+    /// Ends the checks of an instance that was deregistered.
+    pub fn forget(&self, id: &InstanceId) {
+        let _ = self.orders.send(Order::Forget(id.clone()));
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        self.supervisor.abort();
+    }
+}
+
+/// Starts checking `targets`; changes of health go to the agent. Must be called inside a runtime.
+pub fn start(targets: Vec<Target>, handle: Handle) -> Probes {
+    start_with(targets, move |id, health| {
+        let handle = handle.clone();
+        async move { handle.health(id, health).await.is_ok() }
+    })
+}
+
+/// Like [`start`], with any receiver of changes; `false` from it means that nobody listens any more.
+pub fn start_with<R, F>(targets: Vec<Target>, report: R) -> Probes
+where
+    R: Fn(InstanceId, Health) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = bool> + Send + 'static,
+{
+    let (orders, queue) = mpsc::unbounded_channel();
+    let supervisor = tokio::spawn(supervise(targets, queue, report));
+    Probes { orders, supervisor }
+}
+
+struct Running(JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn supervise<R, F>(targets: Vec<Target>, mut orders: mpsc::UnboundedReceiver<Order>, report: R)
+where
+    R: Fn(InstanceId, Health) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = bool> + Send + 'static,
+{
+    let mut running = BTreeMap::new();
+    let begin = |target: Target| (target.id.clone(), Running(tokio::spawn(watch(target, report.clone()))));
+    running.extend(targets.into_iter().map(begin));
+    while let Some(order) = orders.recv().await {
+        match order {
+            Order::Check(target) => {
+                let known = running.remove(&target.id).is_some();
+                if known {
+                    // Registered anew: what the old check saw does not speak for it.
+                    report(target.id.clone(), Health::Critical).await;
+                }
+                let (id, task) = begin(target);
+                running.insert(id, task);
+            }
+            Order::Forget(id) => {
+                running.remove(&id);
+            }
+        }
+    }
+}
+
+/// Checks one instance until nobody listens.
+async fn watch<R, F>(target: Target, report: R)
+where
+    R: Fn(InstanceId, Health) -> F,
+    F: Future<Output = bool>,
+{
+    if target.check.kind == CheckKind::None {
+        report(target.id, Health::Passing).await;
+        return;
+    }
+    let mut gate = Gate::new(target.check.rise, target.check.fall);
+    let started = Instant::now();
+    let mut passed_before = false;
+    loop {
+        let began = Instant::now();
+        let answer = check::once(&target).await;
+        if let Err(reason) = &answer {
+            tracing::debug!(instance = %target.id, %reason, "health check failed");
+        }
+        if let Some(health) = gate.record(answer.is_ok()) {
+            tracing::info!(instance = %target.id, ?health, reason = answer.err(), "health of the application changed");
+            if !report(target.id.clone(), health).await {
+                return;
+            }
+        }
+        passed_before |= gate.health() == Health::Passing;
+        let soon = gate.undecided() || !passed_before && started.elapsed() < STARTING;
+        let wait = if soon { SOON.min(target.check.interval) } else { target.check.interval };
+        sleep_until((began + wait).max(Instant::now() + MIN_PAUSE)).await;
+    }
+}
+
+/// Even a check that takes longer than its interval leaves the application a moment.
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+
+/// Resolves `host:port`; the first address is as good as any for a local application.
+async fn resolve(authority: &str) -> Result<SocketAddr, String> {
+    if let Ok(addr) = authority.parse() {
+        return Ok(addr);
+    }
+    let mut found = tokio::net::lookup_host(authority).await.map_err(|e| format!("cannot resolve {authority}: {e}"))?;
+    found.next().ok_or_else(|| format!("{authority} resolves to no address"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,8 @@ mod report;
 mod ring;
 mod snapshot;
 mod table;
+#[cfg(test)]
+mod testing;
 
 pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Step};
 pub use builder::Builder;

@@ -19,3 +19,6 @@ pub use record::{
 };
 pub use time::{Mono, Wall};
 pub use trust::{CertFacts, PublicKey, Signature, Trust, TrustError};
+
+#[cfg(test)]
+pub use trust::fake::FakeTrust;

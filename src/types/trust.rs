@@ -49,3 +49,96 @@ pub trait Trust: Send + Sync {
     /// This node's own certificate.
     fn own_certificate(&self) -> &[u8];
 }
+
+/// A cheap [`Trust`] for unit tests: no cryptography, but a statement changed by one bit fails all the same.
+#[cfg(test)]
+pub mod fake {
+    use sha2::{Digest, Sha256};
+
+    use super::{CertFacts, PublicKey, Signature, Trust, TrustError};
+    use crate::types::{MeshName, NodeId, Wall};
+
+    /// Signatures are hashes over the (public) key, so anybody could make them; certificates are readable text.
+    #[derive(Debug, Clone)]
+    pub struct FakeTrust {
+        key: PublicKey,
+        certificate: Vec<u8>,
+    }
+
+    impl FakeTrust {
+        /// The trust of one node that may announce any service, in mesh `test`.
+        pub fn new(node: &NodeId) -> Self {
+            Self::with_services(node, "test", &["*"])
+        }
+
+        /// The trust of one node; the service `*` stands for any.
+        pub fn with_services(node: &NodeId, mesh: &str, services: &[&str]) -> Self {
+            let certificate = format!("{mesh} {node} {}", services.join(",")).into_bytes();
+            Self { key: Self::key(node), certificate }
+        }
+
+        /// The key that a node's statements are signed with.
+        pub fn key(node: &NodeId) -> PublicKey {
+            Sha256::digest(node.as_str().as_bytes()).into()
+        }
+
+        fn hash(key: &PublicKey, message: &[u8]) -> Signature {
+            let mut signature = [0; 64];
+            for (part, half) in signature.chunks_exact_mut(32).enumerate() {
+                let digest = Sha256::new().chain_update([part as u8]).chain_update(key).chain_update(message);
+                half.copy_from_slice(&digest.finalize());
+            }
+            signature
+        }
+    }
+
+    impl Trust for FakeTrust {
+        fn check_certificate(&self, der: &[u8], _at: Wall) -> Result<CertFacts, TrustError> {
+            let fault = || TrustError("not a fake certificate".into());
+            let text = std::str::from_utf8(der).map_err(|_| fault())?;
+            let [mesh, node, services] = text.split(' ').collect::<Vec<_>>()[..] else { return Err(fault()) };
+            let own = std::str::from_utf8(&self.certificate).unwrap_or_default();
+            if own.split(' ').next() != Some(mesh) {
+                return Err(TrustError(format!("certificate of another mesh: {mesh}")));
+            }
+            let node = NodeId::new(node).map_err(|_| fault())?;
+            let named = services.split(',').filter(|service| !matches!(*service, "*" | ""));
+            Ok(CertFacts {
+                key: Self::key(&node),
+                node,
+                mesh: MeshName::new(mesh).map_err(|_| fault())?,
+                services: named.map(|name| name.parse().map_err(|_| fault())).collect::<Result<_, _>>()?,
+                any_service: services.split(',').any(|service| service == "*"),
+                not_before: Wall(0),
+                not_after: Wall(u64::MAX),
+            })
+        }
+
+        fn verify(&self, key: &PublicKey, message: &[u8], signature: &Signature) -> bool {
+            Self::hash(key, message) == *signature
+        }
+
+        fn sign(&self, message: &[u8]) -> Signature {
+            Self::hash(&self.key, message)
+        }
+
+        fn own_certificate(&self) -> &[u8] {
+            &self.certificate
+        }
+    }
+
+    #[test]
+    fn what_is_signed_verifies_and_what_was_changed_does_not() {
+        let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
+        let trust = FakeTrust::with_services(&a, "test", &["orders"]);
+        let facts = FakeTrust::new(&b).check_certificate(trust.own_certificate(), Wall(0)).unwrap();
+        assert_eq!((facts.node, facts.any_service, facts.services.len()), (a, false, 1));
+        let signature = trust.sign(b"hello");
+        assert!(trust.verify(&facts.key, b"hello", &signature));
+        assert!(!trust.verify(&facts.key, b"hallo", &signature));
+        assert!(!trust.verify(&FakeTrust::key(&b), b"hello", &signature));
+        assert!(
+            FakeTrust::with_services(&b, "other", &[]).check_certificate(trust.own_certificate(), Wall(0)).is_err()
+        );
+    }
+}

@@ -1,0 +1,320 @@
+//! The loop.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    NodeInfo, StateDir,
+    handle::{Ask, Handle},
+    metrics::MeshMetrics,
+    seeds, views,
+};
+use crate::{
+    config::Check,
+    net::{Net, NetEvent, NetFault},
+    node::{DialError, Event, Input, InstanceSpec, Node, Now, Output, SHUTDOWN},
+    ready::{Blocker, Ready},
+    routing::{Locality, Snapshot},
+    telemetry::Clock,
+    types::{InstanceId, Mono},
+};
+
+/// Questions waiting for the agent.
+const ASKS: usize = 256;
+/// Longest time that readiness waits for a seed.
+const SEEDS_WAIT: Duration = Duration::from_secs(3);
+/// Between looks at the node for metrics.
+const OBSERVE_EVERY: Duration = Duration::from_secs(1);
+/// Longest time that a goodbye waits for peers' answers.
+const GOODBYE: Duration = Duration::from_millis(1000);
+
+/// An instance that this sidecar announces from the start.
+#[derive(Debug, Clone)]
+pub struct LocalInstance {
+    /// What is announced.
+    pub spec: InstanceSpec,
+    /// How its application is checked.
+    pub check: Check,
+}
+
+/// Tells the prober what to check.
+#[derive(Debug, Clone)]
+pub enum Watch {
+    /// Check this instance from now on.
+    Start {
+        /// Which.
+        id: InstanceId,
+        /// Where its application listens.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// How.
+        check: Check,
+    },
+    /// No longer.
+    Stop(InstanceId),
+}
+
+/// What an agent is made of.
+pub struct AgentConfig {
+    /// The brain.
+    pub node: Node,
+    /// The network.
+    pub net: Net,
+    /// What the network says.
+    pub events: mpsc::Receiver<NetEvent>,
+    /// The clock.
+    pub clock: Clock,
+    /// Where state is kept.
+    pub state: StateDir,
+    /// `host:port`, resolved again and again.
+    pub seeds: Vec<String>,
+    /// Where this sidecar stands.
+    pub locality: Locality,
+    /// What to announce.
+    pub instances: Vec<LocalInstance>,
+    /// The way to the prober.
+    pub watch: mpsc::UnboundedSender<Watch>,
+    /// What does not change about this sidecar, for `info`; set when everything is bound.
+    pub info: Arc<OnceLock<NodeInfo>>,
+    /// Where IP addresses of announced instances default to.
+    pub host: String,
+    /// Counts.
+    pub metrics: Arc<MeshMetrics>,
+    /// What readiness waits for.
+    pub ready: Arc<Ready>,
+}
+
+/// Why an agent ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// It was asked to leave, and has.
+    Left,
+    /// Another live process has this node's name.
+    NameTaken(SocketAddr),
+}
+
+/// The task's own state.
+pub struct Agent {
+    pub(super) node: Node,
+    pub(super) net: Net,
+    pub(super) clock: Clock,
+    pub(super) locality: Locality,
+    pub(super) watch: mpsc::UnboundedSender<Watch>,
+    pub(super) snapshot: Arc<ArcSwap<Snapshot>>,
+    pub(super) info: Arc<OnceLock<NodeInfo>>,
+    pub(super) ready: Arc<Ready>,
+    pub(super) host: String,
+    state: StateDir,
+    builder: views::Builder,
+    metrics: Arc<MeshMetrics>,
+    leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
+    ended: Option<Ended>,
+    observe_at: Mono,
+    seeds_until: Mono,
+}
+
+impl Agent {
+    /// Starts the agent as a task of the present runtime; the receiver tells how it ended.
+    pub fn start(config: AgentConfig) -> (Handle, oneshot::Receiver<Ended>) {
+        let (asks, inbox) = mpsc::channel(ASKS);
+        let (done, ended) = oneshot::channel();
+        let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
+        let builder = views::Builder::start(
+            config.locality.clone(),
+            config.clock,
+            snapshot.clone(),
+            config.metrics.clone(),
+            config.ready.clone(),
+        );
+        let seeds = seeds::watch(config.seeds);
+        let mut agent = Self {
+            node: config.node,
+            net: config.net,
+            clock: config.clock,
+            locality: config.locality,
+            watch: config.watch,
+            snapshot: snapshot.clone(),
+            info: config.info,
+            ready: config.ready,
+            host: config.host,
+            state: config.state,
+            builder,
+            metrics: config.metrics,
+            leaving: None,
+            ended: None,
+            observe_at: Mono::ZERO,
+            seeds_until: config.clock.mono() + SEEDS_WAIT,
+        };
+        agent.announce(config.instances);
+        tokio::spawn(async move {
+            let how = agent.run(inbox, config.events, seeds).await;
+            // Nobody waits for the end any more when the whole process is being torn down.
+            let _ = done.send(how);
+        });
+        (Handle { asks, snapshot }, ended)
+    }
+
+    fn announce(&mut self, instances: Vec<LocalInstance>) {
+        let now = self.now();
+        for LocalInstance { spec, check } in instances {
+            let (id, host, port) = (spec.id.clone(), spec.host.clone(), spec.port);
+            match self.node.announce(now, spec) {
+                Ok(_) => self.watch(Watch::Start { id, host, port, check }),
+                Err(error) => tracing::error!(instance = %id, "not announced: {error}"),
+            }
+        }
+    }
+
+    async fn run(
+        mut self,
+        mut inbox: mpsc::Receiver<Ask>,
+        mut events: mpsc::Receiver<NetEvent>,
+        mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
+    ) -> Ended {
+        self.node.handle_timeout(self.now());
+        self.carry_out();
+        self.note_ready();
+        loop {
+            if let Some(ended) = self.ended.take() {
+                return ended;
+            }
+            let wake = self.wake_at();
+            tokio::select! {
+                biased;
+                Some(event) = events.recv() => self.net_event(event),
+                Some(ask) = inbox.recv() => self.answer(ask),
+                Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
+                () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
+            }
+            self.carry_out();
+            self.note_ready();
+            self.say_goodbye();
+        }
+    }
+
+    /// Readiness does not wait for seeds for ever: the first node of a mesh has nobody to wait for.
+    fn note_ready(&mut self) {
+        if self.node.is_member() {
+            self.ready.clear(Blocker::Membership);
+        }
+        if self.node.met_mesh() || self.clock.mono() >= self.seeds_until {
+            self.ready.clear(Blocker::Seeds);
+        }
+    }
+
+    fn wake_at(&self) -> tokio::time::Instant {
+        let now = tokio::time::Instant::now();
+        let due = self.node.poll_timeout().map_or(Duration::from_secs(1), |at| at.since(self.clock.mono()));
+        let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
+        goodbye.map_or(now + due, |until| until.min(now + due))
+    }
+
+    pub(super) fn now(&self) -> Now {
+        Now { mono: self.clock.mono(), wall: self.clock.wall() }
+    }
+
+    fn feed(&mut self, input: Input) {
+        self.node.handle(self.now(), input);
+    }
+
+    fn net_event(&mut self, event: NetEvent) {
+        match event {
+            NetEvent::Envelope { from, addr, bytes } => self.feed(Input::Envelope { from, addr, bytes }),
+            NetEvent::SyncRequest { id, from, addr, bytes } => self.feed(Input::SyncRequest { id, from, addr, bytes }),
+            NetEvent::SyncReply { token, result } => {
+                let result = result.map_err(dial_error);
+                self.feed(Input::SyncEnded { token, result });
+            }
+            NetEvent::Refused { token } => self.feed(Input::Refused { token }),
+            NetEvent::HandshakeRefused { addr, reason } => tracing::warn!(%addr, "handshake refused: {reason}"),
+        }
+    }
+
+    /// Carries out what the node wants.
+    pub(super) fn carry_out(&mut self) {
+        while let Some(output) = self.node.poll_output() {
+            match output {
+                Output::Send { to, addr, bytes } => self.net.send(&to, addr, bytes),
+                Output::OpenSync { token, node, addr, request } => {
+                    self.net.open_sync(token, node.as_ref(), addr, request)
+                }
+                Output::SyncReply { id, bytes } => self.net.reply(id, bytes),
+                Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
+                Output::Retire(node) => self.net.retire(&node),
+                Output::Publish(table) => self.builder.build(table),
+                Output::Persist(bytes) => self.state.write(bytes),
+                Output::Event(event) => self.event(event),
+            }
+        }
+        let now = self.clock.mono();
+        if now >= self.observe_at {
+            self.observe_at = now + OBSERVE_EVERY;
+            self.metrics.observe(&self.node, &self.net);
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.metrics.count(&event);
+        match event {
+            Event::Joined { peers, generation } => tracing::info!(peers, generation, "joined the mesh"),
+            Event::Member { node, state } => tracing::info!(%node, ?state, "member"),
+            Event::NameTaken { addr } => {
+                tracing::error!(%addr, "another live process has this node's name: this one ends. Give each process its own certificate");
+                self.ended = Some(Ended::NameTaken(addr));
+            }
+            Event::NameClaimed { addr } => {
+                tracing::error!(%addr, "another process claims this node's name, and was refused: give it a certificate of its own");
+            }
+            Event::Refused { from, signer, reason } => tracing::warn!(%from, %signer, "not believed: {reason}"),
+            Event::Malformed { from, reason } => tracing::warn!(%from, "unreadable: {reason}"),
+            Event::Report(text) => tracing::warn!("{text}"),
+        }
+    }
+
+    pub(super) fn watch(&self, watch: Watch) {
+        // The prober ends with the process; then nothing is checked any more.
+        let _ = self.watch.send(watch);
+    }
+
+    /// Leaves the mesh; `back` hears when enough peers know, or after a second.
+    pub(super) fn leave(&mut self, back: oneshot::Sender<()>) {
+        self.node.leave(self.now());
+        let (waiting, _) = self.leaving.get_or_insert_with(|| (Vec::new(), tokio::time::Instant::now() + GOODBYE));
+        waiting.push(back);
+    }
+
+    fn say_goodbye(&mut self) {
+        let Some((_, until)) = &self.leaving else { return };
+        if !self.node.goodbye_heard() && tokio::time::Instant::now() < *until {
+            return;
+        }
+        if let Some((waiting, _)) = self.leaving.take() {
+            // Whoever asked may have gone; the leave stands.
+            for back in waiting {
+                let _ = back.send(());
+            }
+        }
+        self.ended = Some(Ended::Left);
+    }
+
+    /// Drains everything for the shutdown.
+    pub(super) fn drain_for_shutdown(&mut self) {
+        // Nothing to drain is fine: this sidecar announces nothing.
+        let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
+    }
+}
+
+fn dial_error(fault: NetFault) -> DialError {
+    match fault {
+        NetFault::Itself(_) => DialError::Itself,
+        NetFault::OwnName { .. } => DialError::OwnName,
+        other => DialError::Other(other.to_string()),
+    }
+}

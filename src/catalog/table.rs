@@ -1,0 +1,278 @@
+//! The tables, their digest, and what a sync needs of them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::{
+    types::{CertFacts, InstanceId, InstanceRecord, LanePolicy, NodeId, ServiceName},
+    wire::{EntryKey, KeyId, Kind, Member, Statement},
+};
+
+/// A member as it introduced itself, with what it has said of its life since.
+#[derive(Debug, Clone)]
+pub struct MemberEntry {
+    /// The introduction.
+    pub member: Member,
+    /// As signed.
+    pub statement: Statement,
+    /// What its certificate says.
+    pub facts: CertFacts,
+    /// Key that signs its statements.
+    pub key: KeyId,
+    /// Highest (generation, incarnation) it has claimed.
+    pub alive: Option<(u64, u16, Statement)>,
+    /// Highest generation it has said goodbye for.
+    pub left: Option<(u64, Statement)>,
+    /// Known from disk only, not confirmed in this run.
+    pub stale: bool,
+}
+
+impl MemberEntry {
+    /// (generation, incarnation) it claims now.
+    pub fn life(&self) -> (u64, u16) {
+        match &self.alive {
+            Some((generation, incarnation, _)) if *generation == self.member.generation => (*generation, *incarnation),
+            _ => (self.member.generation, 0),
+        }
+    }
+
+    /// Whether it has said goodbye for its present generation.
+    pub fn has_left(&self) -> bool {
+        self.left.as_ref().is_some_and(|(generation, _)| *generation >= self.member.generation)
+    }
+}
+
+/// An instance record as signed.
+#[derive(Debug, Clone)]
+pub struct InstanceEntry {
+    /// The record.
+    pub record: Arc<InstanceRecord>,
+    /// As signed.
+    pub statement: Statement,
+}
+
+/// A policy as signed.
+#[derive(Debug, Clone)]
+pub struct PolicyEntry {
+    /// The policy.
+    pub policy: Arc<LanePolicy>,
+    /// As signed.
+    pub statement: Statement,
+}
+
+/// What a merge changed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// A member introduced itself (anew).
+    Member(NodeId),
+    /// A member claims a higher incarnation.
+    Alive(NodeId),
+    /// A member said goodbye.
+    Left(NodeId),
+    /// An instance record.
+    Instance {
+        /// Its service.
+        service: ServiceName,
+        /// What was held before.
+        before: Option<Arc<InstanceRecord>>,
+        /// What is held now.
+        after: Arc<InstanceRecord>,
+    },
+    /// A policy.
+    Policy(ServiceName),
+}
+
+/// Somebody else speaks in this node's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// What it says of itself.
+    pub member: Member,
+}
+
+/// The replicated tables of one node.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    pub(super) members: BTreeMap<NodeId, MemberEntry>,
+    pub(super) instances: BTreeMap<(NodeId, InstanceId), InstanceEntry>,
+    pub(super) policies: BTreeMap<ServiceName, PolicyEntry>,
+    settled: BTreeMap<EntryKey, (u64, Place)>,
+    digest: u64,
+}
+
+/// Where a settled entry is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    Member(NodeId),
+    Alive(NodeId),
+    Left(NodeId),
+    Instance(NodeId, InstanceId),
+    Policy(ServiceName),
+}
+
+impl Place {
+    fn key(&self) -> EntryKey {
+        let (kind, text) = match self {
+            Self::Member(node) => (Kind::Member, node.to_string()),
+            Self::Alive(node) => (Kind::Alive, node.to_string()),
+            Self::Left(node) => (Kind::Left, node.to_string()),
+            // Neither name can hold a slash, so no two pairs share a text.
+            Self::Instance(node, id) => (Kind::Instance, format!("{node}/{id}")),
+            Self::Policy(service) => (Kind::Policy, service.to_string()),
+        };
+        xxh3_64_with_seed(text.as_bytes(), kind as u64)
+    }
+}
+
+fn weigh(key: EntryKey, version: u64) -> u64 {
+    xxh3_64_with_seed(&version.to_le_bytes(), key)
+}
+
+impl Catalog {
+    /// No entries.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All members known, by node id; this node included.
+    pub fn members(&self) -> impl Iterator<Item = (&NodeId, &MemberEntry)> {
+        self.members.iter()
+    }
+
+    /// One member.
+    pub fn member(&self, node: &NodeId) -> Option<&MemberEntry> {
+        self.members.get(node)
+    }
+
+    /// All instance records held, withdrawn ones included, by (owner, id).
+    pub fn instances(&self) -> impl Iterator<Item = &InstanceEntry> {
+        self.instances.values()
+    }
+
+    /// One instance record.
+    pub fn instance(&self, owner: &NodeId, id: &InstanceId) -> Option<&InstanceEntry> {
+        self.instances.get(&(owner.clone(), id.clone()))
+    }
+
+    /// All policies, by service.
+    pub fn policies(&self) -> impl Iterator<Item = &PolicyEntry> {
+        self.policies.values()
+    }
+
+    /// The policy of one service.
+    pub fn policy(&self, service: &ServiceName) -> Option<&PolicyEntry> {
+        self.policies.get(service)
+    }
+
+    /// Order-free digest of everything held: equal on two nodes that hold the same.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// (entry, hash of its version) of everything held, sorted by entry.
+    pub fn summary(&self) -> Vec<(EntryKey, u64)> {
+        self.settled.iter().map(|(key, (version, _))| (*key, *version)).collect()
+    }
+
+    /// What a peer with this summary lacks or holds in another version, members first; and the entries that only the peer
+    /// has. Which of two versions is newer the merge on the peer's side finds out: it sends the winner back.
+    pub fn difference(&self, summary: &[(EntryKey, u64)]) -> (Vec<Statement>, Vec<EntryKey>) {
+        let theirs: BTreeMap<EntryKey, u64> = summary.iter().copied().collect();
+        let mut places: Vec<&Place> = self
+            .settled
+            .iter()
+            .filter(|(key, (version, _))| theirs.get(key) != Some(version))
+            .map(|(_, (_, place))| place)
+            .collect();
+        places.sort_by_key(|place| !matches!(place, Place::Member(_)));
+        let statements = places.into_iter().filter_map(|place| self.statement_at(place)).cloned().collect();
+        let wanted = theirs.keys().filter(|key| !self.settled.contains_key(key)).copied().collect();
+        (statements, wanted)
+    }
+
+    /// The statements of these entries, members first.
+    pub fn statements_of(&self, keys: &[EntryKey]) -> Vec<Statement> {
+        let mut places: Vec<&Place> =
+            keys.iter().filter_map(|key| self.settled.get(key)).map(|(_, place)| place).collect();
+        places.sort_by_key(|place| !matches!(place, Place::Member(_)));
+        places.into_iter().filter_map(|place| self.statement_at(place)).cloned().collect()
+    }
+
+    /// Every statement held, members first: what is written to disk.
+    pub fn statements(&self) -> Vec<Statement> {
+        self.difference(&[]).0
+    }
+
+    /// Statements that introduce one node: itself, its life, its instances.
+    pub fn hello(&self, node: &NodeId) -> Vec<Statement> {
+        let Some(entry) = self.members.get(node) else { return Vec::new() };
+        let mut hello = vec![entry.statement.clone()];
+        hello.extend(entry.alive.iter().map(|(_, _, statement)| statement.clone()));
+        hello.extend(self.owned_by(node).map(|entry| entry.statement.clone()));
+        hello
+    }
+
+    /// Instance records of one owner, withdrawn ones included.
+    pub fn owned_by<'a>(&'a self, owner: &'a NodeId) -> impl Iterator<Item = &'a InstanceEntry> {
+        self.instances.iter().filter(move |((node, _), _)| node == owner).map(|(_, entry)| entry)
+    }
+
+    /// A peer confirmed in this run what was known from disk. Whether that was news.
+    pub fn confirm(&mut self, node: &NodeId) -> bool {
+        self.members.get_mut(node).is_some_and(|entry| std::mem::take(&mut entry.stale))
+    }
+
+    /// Marks everything held as known from disk only.
+    pub fn mark_stale(&mut self) {
+        self.members.values_mut().for_each(|entry| entry.stale = true);
+    }
+
+    /// Drops a member and its records. Policies stay: they belong to the mesh.
+    pub fn forget(&mut self, node: &NodeId) {
+        if self.members.remove(node).is_none() {
+            return;
+        }
+        for place in [Place::Member(node.clone()), Place::Alive(node.clone()), Place::Left(node.clone())] {
+            self.unsettle(&place);
+        }
+        self.drop_records(node, u64::MAX);
+    }
+
+    /// Drops records of an owner from generations before `generation`.
+    pub(super) fn drop_records(&mut self, owner: &NodeId, generation: u64) {
+        let old: Vec<InstanceId> = self
+            .owned_by(owner)
+            .filter(|entry| entry.record.generation < generation)
+            .map(|entry| entry.record.id.clone())
+            .collect();
+        for id in old {
+            self.instances.remove(&(owner.clone(), id.clone()));
+            self.unsettle(&Place::Instance(owner.clone(), id));
+        }
+    }
+
+    /// Notes an entry's present version in the digest.
+    pub(super) fn settle(&mut self, place: Place, statement: &Statement) {
+        let (key, version) = (place.key(), xxh3_64(&statement.body));
+        self.unsettle(&place);
+        self.digest = self.digest.wrapping_add(weigh(key, version));
+        self.settled.insert(key, (version, place));
+    }
+
+    fn unsettle(&mut self, place: &Place) {
+        let key = place.key();
+        if let Some((version, _)) = self.settled.remove(&key) {
+            self.digest = self.digest.wrapping_sub(weigh(key, version));
+        }
+    }
+
+    fn statement_at(&self, place: &Place) -> Option<&Statement> {
+        match place {
+            Place::Member(node) => self.members.get(node).map(|e| &e.statement),
+            Place::Alive(node) => self.members.get(node)?.alive.as_ref().map(|(_, _, s)| s),
+            Place::Left(node) => self.members.get(node)?.left.as_ref().map(|(_, s)| s),
+            Place::Instance(node, id) => self.instances.get(&(node.clone(), id.clone())).map(|e| &e.statement),
+            Place::Policy(service) => self.policies.get(service).map(|e| &e.statement),
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Changing a policy: what an operator asks for, applied to the policy in force. Pure; the result is a whole new object.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{
+    AnonymousRule, BucketScheme, EmptyLaneRule, Lane, LanePolicy, LaneRule, PolicyFault, PolicyVersion, ServiceName,
+    SubjectSource, Wall,
+};
+
+/// Points by which a lane may grow without `force` and a reason, in basis points.
+pub const UNFORCED_RAISE: u16 = 2000;
+
+/// A change to a service's policy; what is absent stays as it is. `off` clears sizes and lists.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicyChange {
+    /// Lane to size in basis points. A new lane starts after the last range. Takes a policy that was off into force again.
+    pub sizes: BTreeMap<Lane, u16>,
+    /// Subjects to add to a lane's allow-list.
+    pub allow: BTreeMap<Lane, Vec<String>>,
+    /// Subjects to add to a lane's deny-list.
+    pub deny: BTreeMap<Lane, Vec<String>>,
+    /// Subjects to take off both lists of a lane.
+    pub unlist: BTreeMap<Lane, Vec<String>>,
+    /// Everybody to stable, lists cleared (`true`); or in force again (`false`).
+    pub off: Option<bool>,
+    /// Experiment name.
+    pub experiment: Option<String>,
+    /// Salt.
+    pub salt: Option<String>,
+    /// Bucket scheme.
+    pub scheme: Option<BucketScheme>,
+    /// Subject source.
+    pub subject: Option<SubjectSource>,
+    /// Requests without a subject.
+    pub anonymous: Option<AnonymousRule>,
+    /// Empty-lane rule.
+    pub empty: Option<EmptyLaneRule>,
+    /// Why; required for a raise of more than 20 points.
+    pub reason: String,
+    /// Needed for a raise of more than 20 points.
+    pub force: bool,
+}
+
+/// Why a change is refused; each says what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeFault {
+    /// A raise of more than 20 points without `force` and a reason.
+    #[error("lane `{lane}` would grow by {by} points: more than 20 at once needs --force and a --reason")]
+    BigRaise {
+        /// Which lane.
+        lane: Lane,
+        /// By how many percentage points, rounded up.
+        by: u16,
+    },
+    /// A lane can't grow any more: another range begins.
+    #[error("lane `{lane}` can't have {size} basis points: {why}")]
+    NoRoom {
+        /// Which lane.
+        lane: Lane,
+        /// The size asked for.
+        size: u16,
+        /// What is in the way.
+        why: String,
+    },
+    /// `off` together with sizes or lists.
+    #[error("`off` clears sizes and lists: it can't be set together with them")]
+    OffWithRest,
+    /// The result breaks a rule.
+    #[error(transparent)]
+    Policy(#[from] PolicyFault),
+}
+
+/// The policy of a service that has none yet: everybody to stable, by a bucket of the experiment named after the service.
+fn first(service: &ServiceName) -> LanePolicy {
+    LanePolicy {
+        service: service.clone(),
+        version: PolicyVersion { epoch: 0, clock: 0, author: String::new() },
+        off: false,
+        experiment: service.to_string(),
+        salt: String::new(),
+        scheme: BucketScheme::default(),
+        lanes: BTreeMap::new(),
+        subject: None,
+        anonymous: AnonymousRule::default(),
+        empty: EmptyLaneRule::default(),
+        reason: String::new(),
+        set_at: Wall(0),
+    }
+}
+
+/// A version after everything seen: never behind the wall clock, never behind `seen`.
+fn next_version(seen: Option<&PolicyVersion>, epoch_step: u64, author: &str, wall: Wall) -> PolicyVersion {
+    let (epoch, clock) = seen.map_or((0, 0), |version| (version.epoch, version.clock));
+    PolicyVersion { epoch: epoch + epoch_step, clock: wall.0.max(clock + 1), author: author.to_owned() }
+}
+
+impl PolicyChange {
+    /// The policy that results; `held` is the one in force.
+    pub fn apply(
+        &self,
+        service: &ServiceName,
+        held: Option<&LanePolicy>,
+        author: &str,
+        wall: Wall,
+    ) -> Result<LanePolicy, ChangeFault> {
+        let mut policy = held.cloned().unwrap_or_else(|| first(service));
+        policy.version = next_version(held.map(|policy| &policy.version), 0, author, wall);
+        policy.reason.clone_from(&self.reason);
+        policy.set_at = wall;
+        if self.off == Some(true) {
+            if !self.sizes.is_empty() || !self.allow.is_empty() || !self.deny.is_empty() {
+                return Err(ChangeFault::OffWithRest);
+            }
+            clear(&mut policy);
+        } else {
+            policy.off = policy.off && self.off.is_none() && self.sizes.is_empty();
+        }
+        self.apply_settings(&mut policy);
+        self.apply_lists(&mut policy);
+        for (lane, size) in &self.sizes {
+            self.resize(&mut policy, lane, *size)?;
+        }
+        policy.check()?;
+        Ok(policy)
+    }
+
+    fn apply_settings(&self, policy: &mut LanePolicy) {
+        fn set<T: Clone>(value: &Option<T>, place: &mut T) {
+            if let Some(value) = value {
+                place.clone_from(value);
+            }
+        }
+        set(&self.experiment, &mut policy.experiment);
+        set(&self.salt, &mut policy.salt);
+        set(&self.scheme, &mut policy.scheme);
+        set(&self.anonymous, &mut policy.anonymous);
+        set(&self.empty, &mut policy.empty);
+        if self.subject.is_some() {
+            policy.subject.clone_from(&self.subject);
+        }
+    }
+
+    fn apply_lists(&self, policy: &mut LanePolicy) {
+        for (lane, subjects) in &self.allow {
+            let rule = policy.lanes.entry(lane.clone()).or_default();
+            subjects.iter().for_each(|subject| {
+                rule.deny.remove(subject);
+                rule.allow.insert(subject.clone());
+            });
+        }
+        for (lane, subjects) in &self.deny {
+            let rule = policy.lanes.entry(lane.clone()).or_default();
+            subjects.iter().for_each(|subject| {
+                rule.allow.remove(subject);
+                rule.deny.insert(subject.clone());
+            });
+        }
+        for (lane, subjects) in &self.unlist {
+            if let Some(rule) = policy.lanes.get_mut(lane) {
+                rule.allow.retain(|subject| !subjects.contains(subject));
+                rule.deny.retain(|subject| !subjects.contains(subject));
+            }
+        }
+    }
+
+    /// Gives a lane its size. A lane keeps its start for the experiment's life, so that raising only adds subjects; a lane
+    /// without a range yet starts after the last one.
+    fn resize(&self, policy: &mut LanePolicy, lane: &Lane, size: u16) -> Result<(), ChangeFault> {
+        let before = policy.lanes.get(lane).cloned().unwrap_or_default();
+        let raise = size.saturating_sub(before.size);
+        if raise > UNFORCED_RAISE && !(self.force && !self.reason.trim().is_empty()) {
+            return Err(ChangeFault::BigRaise { lane: lane.clone(), by: raise.div_ceil(100) });
+        }
+        let others = || policy.lanes.iter().filter(|(other, rule)| *other != lane && rule.size > 0);
+        let fresh = before.size == 0 && before.start == 0;
+        let start =
+            if fresh { others().map(|(_, rule)| rule.start + rule.size).max().unwrap_or(0) } else { before.start };
+        let end = u32::from(start) + u32::from(size);
+        let blocked =
+            others().find(|(_, rule)| u32::from(rule.start) >= u32::from(start) && u32::from(rule.start) < end);
+        let no_room = |why: String| ChangeFault::NoRoom { lane: lane.clone(), size, why };
+        if let Some((other, rule)) = blocked.filter(|_| size > 0) {
+            return Err(no_room(format!("lane `{other}` begins at bucket {}", rule.start)));
+        }
+        if end > 10_000 {
+            return Err(no_room(format!("it starts at bucket {start}, and there are 10000")));
+        }
+        policy.lanes.insert(lane.clone(), LaneRule { start, size, ..before });
+        Ok(())
+    }
+}
+
+/// Everybody to stable, effective against anything that had not seen this: the epoch rises, lists are cleared.
+pub fn rollback(
+    service: &ServiceName,
+    held: Option<&LanePolicy>,
+    author: &str,
+    reason: &str,
+    wall: Wall,
+) -> LanePolicy {
+    let mut policy = held.cloned().unwrap_or_else(|| first(service));
+    policy.version = next_version(held.map(|policy| &policy.version), 1, author, wall);
+    clear(&mut policy);
+    reason.clone_into(&mut policy.reason);
+    policy.set_at = wall;
+    policy
+}
+
+fn clear(policy: &mut LanePolicy) {
+    policy.off = true;
+    for rule in policy.lanes.values_mut() {
+        *rule = LaneRule { start: rule.start, ..LaneRule::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service() -> ServiceName {
+        ServiceName::new("orders").unwrap()
+    }
+
+    fn canary() -> Lane {
+        Lane::new("canary").unwrap()
+    }
+
+    fn sized(size: u16) -> PolicyChange {
+        PolicyChange { sizes: [(canary(), size)].into(), ..PolicyChange::default() }
+    }
+
+    #[test]
+    fn a_percentage_keeps_the_lists_and_off_clears_them() {
+        let allow = PolicyChange { allow: [(canary(), vec!["u1".into()])].into(), ..PolicyChange::default() };
+        let a = allow.apply(&service(), None, "n1", Wall(5)).unwrap();
+        let b = sized(500).apply(&service(), Some(&a), "n1", Wall(5)).unwrap();
+        assert!(b.lanes[&canary()].allow.contains("u1") && b.lanes[&canary()].size == 500);
+        assert!(b.version > a.version, "newer though the clock stood still");
+        let off = PolicyChange { off: Some(true), ..PolicyChange::default() };
+        let c = off.apply(&service(), Some(&b), "n1", Wall(6)).unwrap();
+        assert!(c.off && c.lanes[&canary()].allow.is_empty() && c.lanes[&canary()].size == 0);
+        let d = sized(100).apply(&service(), Some(&c), "n1", Wall(7)).unwrap();
+        assert!(!d.off, "a size takes the policy into force again");
+    }
+
+    #[test]
+    fn a_raise_of_more_than_twenty_points_needs_force_and_a_reason() {
+        let held = sized(500).apply(&service(), None, "n1", Wall(1)).unwrap();
+        assert!(sized(2500).apply(&service(), Some(&held), "n1", Wall(2)).is_ok());
+        let big = sized(2501);
+        assert!(matches!(big.apply(&service(), Some(&held), "n1", Wall(2)), Err(ChangeFault::BigRaise { by: 21, .. })));
+        let forced = PolicyChange { force: true, reason: "launch".into(), ..big };
+        assert!(forced.apply(&service(), Some(&held), "n1", Wall(2)).is_ok());
+    }
+
+    #[test]
+    fn a_rollback_beats_a_raise_that_had_not_seen_it() {
+        let held = sized(500).apply(&service(), None, "n1", Wall(1)).unwrap();
+        let back = rollback(&service(), Some(&held), "n1", "errors", Wall(2));
+        let unseen = sized(900).apply(&service(), Some(&held), "n2", Wall(99_999)).unwrap();
+        assert!(back.version > unseen.version && back.off);
+    }
+
+    #[test]
+    fn lanes_keep_their_start_and_never_overlap() {
+        let beta = Lane::new("beta").unwrap();
+        let a = sized(500).apply(&service(), None, "n1", Wall(1)).unwrap();
+        let second = PolicyChange { sizes: [(beta.clone(), 300)].into(), ..PolicyChange::default() };
+        let b = second.apply(&service(), Some(&a), "n1", Wall(2)).unwrap();
+        assert_eq!(b.lanes[&beta].start, 500);
+        let error = sized(600).apply(&service(), Some(&b), "n1", Wall(3)).unwrap_err();
+        assert!(error.to_string().contains("`beta` begins at bucket 500"), "{error}");
+    }
+}

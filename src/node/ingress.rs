@@ -1,0 +1,223 @@
+//! What comes in from peers: statements first, then foca's packet, then control messages, then the sender itself.
+//!
+//! The order matters: applied first, the header's incarnation would make the signed refutation in the same packet look old,
+//! and it would never be passed on.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+
+use super::{Event, Node, Now, Spread, view::Urgency};
+use crate::{
+    catalog::{Change, Merge},
+    types::{Health, InstanceRecord, NodeId},
+    wire::{Body, Envelope, Frame, Kind, Namesake, Statement},
+};
+
+/// Most statements of one envelope that are answered because the sender is behind.
+const MOST_ANSWERS: usize = 8;
+
+impl Node {
+    pub(super) fn envelope(&mut self, now: Now, from: &NodeId, addr: SocketAddr, bytes: Bytes) {
+        let (envelope, faults) = match Envelope::decode(bytes) {
+            Ok(decoded) => decoded,
+            Err(fault) => return self.malformed(from, fault.to_string()),
+        };
+        for fault in faults {
+            self.malformed(from, fault.to_string());
+        }
+        if from == &self.config.node {
+            return;
+        }
+        let (mut focas, mut ctls, mut statements) = (Vec::new(), Vec::new(), Vec::new());
+        for frame in envelope.frames {
+            match frame {
+                Frame::Statement(statement) => statements.push(statement),
+                Frame::Foca(packet) => focas.push(packet),
+                Frame::Ctl(ctl) => ctls.push(ctl),
+            }
+        }
+        self.statements(now, from, statements);
+        if self.catalog.member(from).is_none() {
+            // Authenticated, but not introduced: ask it who it is.
+            self.introduce_me_to(now, from, addr);
+            return;
+        }
+        for packet in focas {
+            self.membership.foca(now.mono, from, packet);
+        }
+        for ctl in ctls {
+            self.membership.ctl(now.mono, from, ctl, &*self.trust);
+        }
+        self.heard(now, from);
+        self.compare_digest(now, from, envelope.digest);
+    }
+
+    /// Merges statements that a peer sent; the sender hears where it is behind.
+    pub(super) fn statements(&mut self, now: Now, from: &NodeId, mut statements: Vec<Statement>) {
+        statements.sort_by_key(|statement| statement.kind != Kind::Member as u8);
+        let mut answers: Vec<Statement> = Vec::new();
+        for statement in statements {
+            if let Some(answer) = self.statement(now, from, statement)
+                && answers.len() < MOST_ANSWERS
+                && !answers.contains(&answer)
+            {
+                answers.push(answer);
+            }
+        }
+        if !answers.is_empty() {
+            self.send_statements(from, answers);
+        }
+    }
+
+    /// Merges one; returns what the sender should know better.
+    fn statement(&mut self, now: Now, from: &NodeId, statement: Statement) -> Option<Statement> {
+        let body = match Body::decode(&statement) {
+            Ok(body) => body,
+            Err(fault) => {
+                self.malformed(from, fault.to_string());
+                return None;
+            }
+        };
+        if body.speaker() == self.config.node.as_str() {
+            return self.about_me(now, from, &statement, &body);
+        }
+        if let Body::Member(member) = &body
+            && let Some((generation, _)) = self.forgotten.get(&member.node)
+        {
+            // Forgotten here, not yet everywhere: only the node itself or a new run brings it back.
+            if member.generation <= *generation && from != &member.node {
+                return None;
+            }
+            self.forgotten.remove(&member.node);
+        }
+        match self.catalog.merge(&statement, &*self.trust, now.wall) {
+            Merge::News(change) => self.news(now, from, statement, &body, change),
+            Merge::Accusation(accusation) => {
+                self.membership.accusation(now.mono, &accusation, &statement, from, &*self.trust);
+            }
+            Merge::Known => {}
+            Merge::Older(newer) => return Some(*newer),
+            Merge::UnknownSigner => self.syncs.hurry(now.mono),
+            Merge::Refused(refusal) => {
+                self.counters.statements_refused += 1;
+                let (from, signer, reason) = (from.clone(), statement.signer.clone(), refusal.to_string());
+                self.event(Event::Refused { from, signer, reason });
+            }
+        }
+        None
+    }
+
+    fn news(&mut self, now: Now, from: &NodeId, statement: Statement, body: &Body, change: Change) {
+        self.counters.statements_news += 1;
+        self.touch(now);
+        self.applied(now, from, &change);
+        self.spread(statement, body, Spread::Eager, Some(from));
+    }
+
+    /// A change of the catalog reaches the membership and the view.
+    pub(super) fn applied(&mut self, now: Now, from: &NodeId, change: &Change) {
+        match change {
+            Change::Member(node) | Change::Alive(node) => {
+                let Some(entry) = self.catalog.member(node) else { return };
+                let ((generation, incarnation), has_left) = (entry.life(), entry.has_left());
+                if has_left {
+                    self.membership.left(now.mono, node, generation);
+                } else if self.membership.alive(now.mono, node, generation, incarnation)
+                    && matches!(change, Change::Member(_))
+                    && from != node
+                {
+                    // Heard of from others: it may have moved, and what is open may lead to its former self.
+                    self.outputs.push_back(super::Output::Retire(node.clone()));
+                }
+                self.view.changed(Urgency::Coalesced);
+            }
+            Change::Left(node) => {
+                if let Some(entry) = self.catalog.member(node).filter(|entry| entry.has_left()) {
+                    self.membership.left(now.mono, node, entry.member.generation);
+                    self.view.changed(Urgency::Now);
+                }
+            }
+            Change::Instance { before, after, .. } => {
+                self.view.changed(if leaves_traffic(before.as_deref(), after) {
+                    Urgency::Now
+                } else {
+                    Urgency::Coalesced
+                });
+            }
+            Change::Policy(_) => self.view.changed(Urgency::Now),
+        }
+    }
+
+    /// What takes traffic away is never held back, nor is the first instance of a service: no ring can be shaken yet.
+    pub(super) fn instance_changed(&mut self, before: Option<&InstanceRecord>, after: &InstanceRecord) {
+        let mut others = self.catalog.instances().map(|entry| &*entry.record).filter(|record| {
+            record.service == after.service && (&record.owner, &record.id) != (&after.owner, &after.id)
+        });
+        let urgent = leaves_traffic(before, after) || (takes_traffic(after) && !others.any(takes_traffic));
+        self.view.changed(if urgent { Urgency::Now } else { Urgency::Coalesced });
+    }
+
+    /// Somebody passes on what was signed with this node's name: an earlier run, this run, or a second process.
+    fn about_me(&mut self, now: Now, from: &NodeId, statement: &Statement, body: &Body) -> Option<Statement> {
+        let me = self.catalog.member(&self.config.node)?;
+        let mine = me.statement.clone();
+        match body {
+            Body::Member(member) if statement.body == mine.body => {
+                debug_assert_eq!(member.nonce, self.nonce);
+                None
+            }
+            Body::Member(member) => {
+                let order = (member.generation, member.revision, &statement.body);
+                let older = order < (me.member.generation, me.member.revision, &mine.body);
+                if older || member.nonce == self.nonce {
+                    return Some(mine);
+                }
+                // Believed only with the signature that makes it this name's.
+                let certificate = statement.certificate.as_ref()?;
+                let facts = self.trust.check_certificate(certificate, now.wall).ok()?;
+                let message = Statement::message(statement.kind, &statement.body);
+                let genuine =
+                    facts.node == self.config.node && self.trust.verify(&facts.key, &message, &statement.signature);
+                if genuine {
+                    let (generation, addr, nonce) = (member.generation, member.addr, member.nonce);
+                    self.namesake(now, Namesake { generation, addr, nonce });
+                }
+                None
+            }
+            Body::Instance(record) if record.generation < self.generation => Some(mine),
+            Body::Policy(_) => {
+                // An earlier run of this node may have set it: policies belong to the mesh, so it merges like any other.
+                match self.catalog.merge(statement, &*self.trust, now.wall) {
+                    crate::catalog::Merge::News(change) => self.news(now, from, statement.clone(), body, change),
+                    crate::catalog::Merge::Older(newer) => return Some(*newer),
+                    _ => {}
+                }
+                None
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn heard(&mut self, now: Now, from: &NodeId) {
+        self.membership.heard(now.mono, from);
+        if self.catalog.confirm(from) {
+            self.view.changed(Urgency::Coalesced);
+        }
+    }
+
+    pub(super) fn malformed(&mut self, from: &NodeId, reason: String) {
+        self.counters.malformed += 1;
+        let from = from.clone();
+        self.event(Event::Malformed { from, reason });
+    }
+}
+
+/// Whether a change takes traffic away from an instance.
+fn leaves_traffic(before: Option<&InstanceRecord>, after: &InstanceRecord) -> bool {
+    before.is_some_and(takes_traffic) && !takes_traffic(after)
+}
+
+fn takes_traffic(record: &InstanceRecord) -> bool {
+    !record.removed && record.drain.is_none() && record.weight > 0 && record.health != Health::Critical
+}

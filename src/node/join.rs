@@ -1,0 +1,191 @@
+//! Joining: seeds are asked what they know of this node's name before it says anything, and tried for as long as it lives.
+//!
+//! A generation is one more than the highest that disk or mesh remember; no clock. Two live processes with one name: the
+//! newcomer finds the other one answering at its address, and ends; neither flaps.
+
+use std::{net::SocketAddr, time::Duration};
+
+use rand::RngExt;
+
+use super::{DialError, Event, Node, Now, Output, Phase, Spread, sync::Purpose};
+use crate::{
+    types::{MemberState, Mono, NodeId},
+    wire::{Namesake, SyncRequest},
+};
+
+/// First pause between tries of a seed; doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Longest pause between tries of a seed that does not answer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// One address that a configured seed resolves to.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seed {
+    next: Mono,
+    pause: Duration,
+    in_flight: bool,
+    /// It turned out to be this node itself.
+    own: bool,
+}
+
+impl Seed {
+    pub fn is_own(&self) -> bool {
+        self.own
+    }
+}
+
+impl Node {
+    pub(super) fn set_seeds(&mut self, now: Now, addrs: Vec<SocketAddr>) {
+        self.seeds.retain(|addr, _| addrs.contains(addr));
+        for addr in addrs {
+            let own = addr == self.config.addr;
+            self.seeds.entry(addr).or_insert(Seed { next: now.mono, pause: FIRST_PAUSE, in_flight: false, own });
+        }
+        self.drive_join(now);
+    }
+
+    /// When a seed is to be tried next.
+    pub(super) fn seed_due(&self) -> Option<Mono> {
+        if matches!(self.phase, Phase::Left | Phase::Refused) {
+            return None;
+        }
+        self.seeds.values().filter(|seed| !seed.own && !seed.in_flight).map(|seed| seed.next).min()
+    }
+
+    /// Tries the seeds that are due and not active members; ends the joining phase when it has lasted long enough.
+    pub(super) fn drive_join(&mut self, now: Now) {
+        if self.seed_due().is_some_and(|due| now.mono >= due) {
+            let active: Vec<SocketAddr> = self.active_addrs();
+            let due: Vec<SocketAddr> = self
+                .seeds
+                .iter()
+                .filter(|(_, seed)| !seed.own && !seed.in_flight && now.mono >= seed.next)
+                .map(|(addr, _)| *addr)
+                .collect();
+            for addr in due {
+                if active.contains(&addr) {
+                    self.postpone(now, addr);
+                } else {
+                    self.try_seed(now, addr);
+                }
+            }
+        }
+        let waited = now.mono >= self.join_until || self.seeds.values().all(|seed| seed.own);
+        if self.phase == Phase::Joining && waited && self.challenges.is_empty() {
+            self.take_part(now);
+        }
+    }
+
+    fn active_addrs(&self) -> Vec<SocketAddr> {
+        self.catalog
+            .members()
+            .filter(|(node, _)| self.membership.state(node) == Some(MemberState::Alive))
+            .map(|(_, entry)| entry.member.addr)
+            .collect()
+    }
+
+    fn postpone(&mut self, now: Now, addr: SocketAddr) {
+        let jitter = self.rng.random_range(0.8..1.2);
+        if let Some(seed) = self.seeds.get_mut(&addr) {
+            (seed.next, seed.pause) = (now.mono + LONGEST_PAUSE.mul_f64(jitter), FIRST_PAUSE);
+        }
+    }
+
+    fn try_seed(&mut self, now: Now, addr: SocketAddr) {
+        let token = self.syncs.begin(now.mono, Purpose::Seed(addr));
+        let request = self.sync_request_bytes();
+        if let Some(seed) = self.seeds.get_mut(&addr) {
+            seed.in_flight = true;
+        }
+        self.counters.syncs_opened += 1;
+        self.outputs.push_back(Output::OpenSync { token, node: None, addr, request });
+    }
+
+    /// What a sync of ours says. While joining it does not introduce: the generation is not settled yet.
+    pub(super) fn sync_request_bytes(&self) -> bytes::Bytes {
+        let hello = if self.phase == Phase::Joining { Vec::new() } else { self.catalog.hello(&self.config.node) };
+        SyncRequest { version: 1, hello, summary: self.catalog.summary() }.encode().into()
+    }
+
+    /// A seed answered (`Ok`) or did not.
+    pub(super) fn seed_answered(&mut self, now: Now, addr: SocketAddr, outcome: Result<&NodeId, &DialError>) {
+        let jitter = self.rng.random_range(0.8..1.2);
+        let Some(seed) = self.seeds.get_mut(&addr) else { return };
+        seed.in_flight = false;
+        match outcome {
+            Ok(_) => seed.next = now.mono + LONGEST_PAUSE,
+            Err(DialError::Itself) => seed.own = true,
+            Err(DialError::OwnName) if self.phase == Phase::Joining => {
+                // The one that was here first keeps the name.
+                self.phase = Phase::Refused;
+                self.event(Event::NameTaken { addr });
+                return;
+            }
+            Err(DialError::OwnName | DialError::Other(_)) => {
+                seed.next = now.mono + seed.pause.mul_f64(jitter);
+                seed.pause = (seed.pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+        if outcome.is_ok() && self.phase == Phase::Joining && self.challenges.is_empty() {
+            self.take_part(now);
+        }
+    }
+
+    /// From here on the node is a member: it introduces itself.
+    pub(super) fn take_part(&mut self, now: Now) {
+        self.phase = Phase::Member;
+        let me = self.config.node.clone();
+        for statement in self.catalog.hello(&me) {
+            if let Ok(body) = crate::wire::Body::decode(&statement) {
+                self.spread(statement, &body, Spread::Eager, None);
+            }
+        }
+        let (peers, generation) = (self.membership.active().len(), self.generation);
+        self.event(Event::Joined { peers, generation });
+        self.touch(now);
+    }
+
+    /// The mesh knows this name in another run. An earlier one of this node (same address, or silent) is outdone by a higher
+    /// generation; one that answers elsewhere keeps the name.
+    pub(super) fn namesake(&mut self, now: Now, namesake: Namesake) {
+        if namesake.nonce == self.nonce || namesake.generation < self.generation || self.phase == Phase::Refused {
+            return;
+        }
+        if namesake.addr == self.config.addr {
+            return self.outdo(now, namesake.generation);
+        }
+        if self.challenges.values().any(|open| open.nonce == namesake.nonce) {
+            return;
+        }
+        let addr = namesake.addr;
+        let token = self.syncs.begin(now.mono, Purpose::Challenge);
+        self.challenges.insert(token, namesake);
+        let request = self.sync_request_bytes();
+        self.outputs.push_back(Output::OpenSync { token, node: None, addr, request });
+    }
+
+    /// A challenged namesake answered or did not.
+    pub(super) fn challenged(&mut self, now: Now, token: u64, outcome: Result<&NodeId, &DialError>) {
+        let Some(namesake) = self.challenges.remove(&token) else { return };
+        match outcome {
+            Err(DialError::OwnName) => {
+                self.phase = Phase::Refused;
+                self.event(Event::NameTaken { addr: namesake.addr });
+            }
+            // Nobody, or somebody else, lives there now.
+            Ok(_) | Err(DialError::Itself | DialError::Other(_)) => {
+                self.outdo(now, namesake.generation);
+                self.drive_join(now);
+            }
+        }
+    }
+
+    /// Takes a generation above `generation` and says everything anew.
+    pub(super) fn outdo(&mut self, now: Now, generation: u64) {
+        self.generation = generation + 1;
+        self.membership.set_generation(now.mono, self.generation);
+        self.introduce(now);
+        self.restate(now);
+        self.persist_at = Some(now.mono);
+    }
+}

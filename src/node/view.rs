@@ -1,0 +1,146 @@
+//! When the candidate table is published, and what is in it (REQUIREMENTS R4).
+//!
+//! A lone change publishes at once; further ones inside the coalescing time wait for its end. What takes an instance out of
+//! traffic (death, doubt, drain, critical, weight 0, policy, rollback) is never held. Returns of an instance that keeps
+//! leaving and coming back within one generation are held for a growing time, so that it cannot shake the ring.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use crate::{
+    catalog::Catalog,
+    routing::{Candidate, CandidateTable},
+    types::{Health, InstanceId, InstanceRecord, MemberState, Mono, NodeId},
+};
+
+use super::Membership;
+
+/// Window in which returns count as flapping.
+const FLAP_WINDOW: Duration = Duration::from_secs(60);
+/// Returns inside the window that are not held.
+const FREE_RETURNS: u32 = 2;
+/// First hold; doubles with every further return.
+const FIRST_HOLD: Duration = Duration::from_secs(5);
+/// Longest hold.
+const LONGEST_HOLD: Duration = Duration::from_secs(60);
+
+/// How soon a change must be seen by the data path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Urgency {
+    Coalesced,
+    Now,
+}
+
+/// Paces publications and damps flapping instances.
+#[derive(Debug)]
+pub(super) struct View {
+    coalesce: Duration,
+    dirty: Option<Urgency>,
+    last: Option<Mono>,
+    version: u64,
+    flaps: BTreeMap<(NodeId, InstanceId), Flap>,
+    held_until: Option<Mono>,
+}
+
+#[derive(Debug)]
+struct Flap {
+    generation: u64,
+    routable: bool,
+    returns: u32,
+    last_return: Mono,
+    held_until: Mono,
+}
+
+impl View {
+    pub fn new(coalesce: Duration) -> Self {
+        Self { coalesce, dirty: None, last: None, version: 0, flaps: BTreeMap::new(), held_until: None }
+    }
+
+    pub fn changed(&mut self, urgency: Urgency) {
+        self.dirty = self.dirty.max(Some(urgency));
+    }
+
+    /// When the next publication is due.
+    pub fn due(&self) -> Option<Mono> {
+        let pending = self.dirty.map(|urgency| match (urgency, self.last) {
+            (Urgency::Now, _) | (_, None) => Mono::ZERO,
+            (Urgency::Coalesced, Some(last)) => last + self.coalesce,
+        });
+        [pending, self.held_until].into_iter().flatten().min()
+    }
+
+    /// The table, if one is due.
+    pub fn publish(
+        &mut self,
+        now: Mono,
+        me: &NodeId,
+        catalog: &Catalog,
+        membership: &Membership,
+    ) -> Option<CandidateTable> {
+        if self.due().is_none_or(|due| now < due) {
+            return None;
+        }
+        (self.dirty, self.last, self.held_until) = (None, Some(now), None);
+        self.version += 1;
+        let mut instances: Vec<Candidate> = catalog
+            .instances()
+            .filter(|entry| !entry.record.removed)
+            .filter_map(|entry| self.candidate(now, me, entry.record.clone(), catalog, membership))
+            .collect();
+        instances.sort_by(|a, b| {
+            let key = |c: &'_ Candidate| (c.record.service.clone(), c.record.id.clone(), c.record.owner.clone());
+            key(a).cmp(&key(b))
+        });
+        self.flaps.retain(|(owner, id), _| catalog.instance(owner, id).is_some());
+        let policies = catalog.policies().map(|entry| (entry.policy.service.clone(), entry.policy.clone())).collect();
+        Some(CandidateTable { version: self.version, digest: catalog.digest(), instances, policies })
+    }
+
+    fn candidate(
+        &mut self,
+        now: Mono,
+        me: &NodeId,
+        record: Arc<InstanceRecord>,
+        catalog: &Catalog,
+        membership: &Membership,
+    ) -> Option<Candidate> {
+        let member = catalog.member(&record.owner)?;
+        let owner = match membership.state(&record.owner) {
+            _ if &record.owner == me => MemberState::Alive,
+            _ if member.has_left() => MemberState::Left,
+            Some(state) => state,
+            None => MemberState::Down,
+        };
+        let held = self.held(now, &record, owner);
+        // A view from disk counts until its owner is heard of or found dead.
+        let stale = member.stale && matches!(owner, MemberState::Alive | MemberState::Doubtful);
+        let _ = held;
+        Some(Candidate { record, owner, stale })
+    }
+
+    /// Whether the return of an instance is held back because it flaps.
+    fn held(&mut self, now: Mono, record: &InstanceRecord, owner: MemberState) -> bool {
+        // Only what happens to an instance counts; what its operator does (drain, weight) is never held back.
+        let routable = record.health != Health::Critical && matches!(owner, MemberState::Alive | MemberState::Doubtful);
+        let fresh = Flap { generation: record.generation, routable, returns: 0, last_return: now, held_until: now };
+        let flap = self.flaps.entry((record.owner.clone(), record.id.clone())).or_insert_with(|| fresh);
+        if flap.generation != record.generation {
+            // A restart is no flapping: a new generation starts with a clean slate.
+            (flap.generation, flap.routable, flap.returns, flap.held_until) = (record.generation, routable, 0, now);
+        }
+        if routable && !flap.routable {
+            let settled = now.since(flap.last_return) > FLAP_WINDOW;
+            flap.returns = if settled { 1 } else { flap.returns + 1 };
+            flap.last_return = now;
+            let excess = flap.returns.saturating_sub(FREE_RETURNS);
+            if excess > 0 {
+                flap.held_until = now + FIRST_HOLD.saturating_mul(1 << (excess - 1).min(8)).min(LONGEST_HOLD);
+            }
+        }
+        flap.routable = routable;
+        let held = routable && now < flap.held_until;
+        if held {
+            self.held_until = Some(self.held_until.map_or(flap.held_until, |at| at.min(flap.held_until)));
+        }
+        held
+    }
+}

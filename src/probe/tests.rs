@@ -1,0 +1,99 @@
+//! Checks against real sockets.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU16, Ordering::Relaxed},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    time::timeout,
+};
+
+use super::*;
+
+fn check(kind: CheckKind) -> Check {
+    let interval = Duration::from_millis(200);
+    Check { kind, interval, timeout: Duration::from_millis(100), rise: 2, fall: 2 }
+}
+
+fn target(kind: CheckKind, addr: SocketAddr) -> Target {
+    Target { id: InstanceId::new("app-1").unwrap(), authority: addr.to_string(), check: check(kind) }
+}
+
+/// Starts checks whose reports arrive on a channel.
+fn watched(targets: Vec<Target>) -> (Probes, mpsc::UnboundedReceiver<(InstanceId, Health)>) {
+    let (tx, rx) = mpsc::unbounded_channel();
+    (start_with(targets, move |id, health| std::future::ready(tx.send((id, health)).is_ok())), rx)
+}
+
+async fn next(rx: &mut mpsc::UnboundedReceiver<(InstanceId, Health)>) -> Health {
+    timeout(Duration::from_secs(5), rx.recv()).await.expect("a report in time").expect("probes run").1
+}
+
+/// An application that answers every request with the status in the cell; 0 closes without an answer.
+async fn app(status: Arc<AtomicU16>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let status = status.load(Relaxed);
+            let _ = stream.read(&mut [0; 1024]).await;
+            if status > 0 {
+                let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn an_http_application_passes_fails_and_passes_again() {
+    let status = Arc::new(AtomicU16::new(204));
+    let addr = app(status.clone()).await;
+    let began = Instant::now();
+    let (_probes, mut rx) = watched(vec![target(CheckKind::Http("/health".into()), addr)]);
+    assert_eq!(next(&mut rx).await, Health::Passing);
+    assert!(began.elapsed() < Duration::from_millis(1_000), "start-up took {:?}", began.elapsed());
+    for (bad, good) in [(500, 200), (0, 302)] {
+        status.store(bad, Relaxed);
+        assert_eq!(next(&mut rx).await, Health::Critical);
+        status.store(good, Relaxed);
+        assert_eq!(next(&mut rx).await, Health::Passing);
+    }
+}
+
+#[tokio::test]
+async fn a_hanging_application_is_critical() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (probes, mut rx) = watched(vec![target(CheckKind::Tcp, addr)]);
+    assert_eq!(next(&mut rx).await, Health::Passing);
+    // The listener still accepts into its backlog, so TCP passes; HTTP gets no answer.
+    probes.check(target(CheckKind::Http("/".into()), addr));
+    assert_eq!(next(&mut rx).await, Health::Critical, "registered anew, it has to pass first");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(rx.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_closed_port_is_critical_and_a_forgotten_instance_is_silent() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (probes, mut rx) = watched(vec![target(CheckKind::Tcp, addr)]);
+    assert_eq!(next(&mut rx).await, Health::Passing);
+    drop(listener);
+    assert_eq!(next(&mut rx).await, Health::Critical);
+    probes.forget(&InstanceId::new("app-1").unwrap());
+    let _listener = TcpListener::bind(addr).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(rx.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn without_a_check_it_passes_at_once() {
+    let (_probes, mut rx) = watched(vec![target(CheckKind::None, "127.0.0.1:1".parse().unwrap())]);
+    assert_eq!(next(&mut rx).await, Health::Passing);
+}

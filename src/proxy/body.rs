@@ -1,0 +1,409 @@
+//! Bodies in both directions: streamed with backpressure, cut after silence, or held whole where that allows a retry.
+
+use std::{
+    cell::Cell,
+    collections::VecDeque,
+    future::Future as _,
+    io,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, Sleep, sleep},
+};
+
+use super::{flight::Flight, pool::Lease};
+
+/// A limit on silence. Fires between one and two times the limit after the last progress: progress only sets a mark, so that
+/// a busy stream never touches its timer.
+#[derive(Debug)]
+pub(super) struct Idle {
+    limit: Duration,
+    sleep: Option<Pin<Box<Sleep>>>,
+    progress: bool,
+}
+
+impl Idle {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, sleep: None, progress: false }
+    }
+
+    fn progress(&mut self) {
+        self.progress = true;
+    }
+
+    /// Ready when the limit has passed in silence. Poll it while waiting.
+    fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let limit = self.limit;
+        let timer = self.sleep.get_or_insert_with(|| Box::pin(sleep(limit)));
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            if !std::mem::take(&mut self.progress) {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(Instant::now() + limit);
+        }
+    }
+}
+
+/// Why a request's body could not be sent to its end: the client's doing, never the instance's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClientFault {
+    /// It went away or broke its framing.
+    Broken,
+    /// It stopped sending.
+    Silent,
+}
+
+/// How far a streamed body has come; shared with who waits for the answer.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Pieces taken from the client.
+    pub(super) frames: Cell<u64>,
+    /// Set when the client is to blame for the end.
+    pub(super) fault: Cell<Option<ClientFault>>,
+}
+
+/// A request's body before and between tries.
+pub(super) enum Outgoing {
+    /// Held whole; empty when there is none.
+    Kept(Bytes),
+    /// Passed on as it comes; `None` once it was sent.
+    Streamed {
+        /// The body, until it is handed over.
+        body: Option<Box<Streamed>>,
+        /// Whether the client waits for a 100.
+        expects: bool,
+    },
+}
+
+impl Outgoing {
+    pub(super) fn empty() -> Self {
+        Self::Kept(Bytes::new())
+    }
+
+    pub(super) fn streamed(inner: Incoming, silence: Duration, expects: bool) -> Self {
+        let streamed = Streamed { inner, idle: Idle::new(silence), progress: Rc::default(), gate: None };
+        Self::Streamed { body: Some(Box::new(streamed)), expects }
+    }
+
+    /// Whether it can be sent again after it was sent.
+    pub(super) fn replayable(&self) -> bool {
+        matches!(self, Self::Kept(_))
+    }
+
+    /// Whether it waits for a 100.
+    pub(super) fn expects(&self) -> bool {
+        matches!(self, Self::Streamed { expects: true, .. })
+    }
+
+    /// The body for one try. A streamed one is handed over; `opened` hears of the instance's 100.
+    pub(super) fn take(&mut self, opened: Option<oneshot::Receiver<()>>) -> (RequestBody, Option<Rc<Progress>>) {
+        match self {
+            Self::Kept(bytes) => (RequestBody::Kept(bytes.clone()), None),
+            Self::Streamed { body, .. } => match body.take() {
+                Some(mut streamed) => {
+                    streamed.gate = opened.map(|opened| Gate { opened, patience: Box::pin(sleep(PATIENCE)) });
+                    let progress = streamed.progress.clone();
+                    (RequestBody::Streamed(streamed), Some(progress))
+                }
+                // `Attempts` never repeats what was sent and cannot be replayed.
+                None => unreachable!("a streamed body was asked for twice"),
+            },
+        }
+    }
+
+    /// Takes back what was not sent.
+    pub(super) fn put_back(&mut self, unsent: RequestBody) {
+        if let (Self::Streamed { body, .. }, RequestBody::Streamed(streamed)) = (self, unsent) {
+            *body = Some(streamed);
+        }
+    }
+}
+
+/// A request body on its way to an instance.
+pub(super) enum RequestBody {
+    /// Held whole; empty when there is none.
+    Kept(Bytes),
+    /// Passed on as it comes.
+    Streamed(Box<Streamed>),
+}
+
+/// A body that is passed on as it comes.
+pub(super) struct Streamed {
+    inner: Incoming,
+    idle: Idle,
+    progress: Rc<Progress>,
+    /// With `Expect: 100-continue`: opened by the instance's 100. Until then nothing is asked of the client.
+    gate: Option<Gate>,
+}
+
+/// Holds a body back until the instance asks for it, or has said nothing for a second (RFC 9110 10.1.1 lets a client send
+/// then as well).
+struct Gate {
+    opened: oneshot::Receiver<()>,
+    patience: Pin<Box<Sleep>>,
+}
+
+impl Gate {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match Pin::new(&mut self.opened).poll(cx) {
+            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Pending => self.patience.as_mut().poll(cx),
+        }
+    }
+}
+
+impl Streamed {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Some(gate) = &mut self.gate {
+            ready!(gate.poll(cx));
+            self.gate = None;
+        }
+        match Pin::new(&mut self.inner).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.idle.progress();
+                self.progress.frames.set(self.progress.frames.get() + 1);
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                self.progress.fault.set(Some(ClientFault::Broken));
+                Poll::Ready(Some(Err(io::Error::other(error))))
+            }
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => {
+                ready!(self.idle.poll_expired(cx));
+                self.progress.fault.set(Some(ClientFault::Silent));
+                Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())))
+            }
+        }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match &mut *self {
+            Self::Kept(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Kept(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Self::Streamed(streamed) => streamed.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Kept(bytes) => bytes.is_empty(),
+            Self::Streamed(streamed) => streamed.inner.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Kept(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Self::Streamed(streamed) => streamed.inner.size_hint(),
+        }
+    }
+}
+
+/// Reads a request body of known, small length whole.
+pub(super) async fn keep(mut body: Incoming, silence: Duration) -> Result<Bytes, ClientFault> {
+    let mut first = Bytes::new();
+    let mut more: Option<BytesMut> = None;
+    loop {
+        let frame = match tokio::time::timeout(silence, body.frame()).await {
+            Err(_) => return Err(ClientFault::Silent),
+            Ok(None) => return Ok(more.map_or(first, BytesMut::freeze)),
+            Ok(Some(Err(_))) => return Err(ClientFault::Broken),
+            Ok(Some(Ok(frame))) => frame,
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        if first.is_empty() {
+            first = data;
+        } else {
+            more.get_or_insert_with(|| BytesMut::from(&first[..])).extend_from_slice(&data);
+        }
+    }
+}
+
+/// How far reading a small response whole has come.
+pub(super) enum Whole {
+    /// All of it.
+    Done(Bytes),
+    /// The instance broke off: nothing of it was given to the client.
+    Broken(hyper::Error),
+}
+
+/// A response's body being read whole. Kept outside the future that reads, so that nothing is lost when time runs out.
+pub(super) struct Gathering {
+    parts: VecDeque<Bytes>,
+    rest: Incoming,
+}
+
+impl Gathering {
+    pub(super) fn new(rest: Incoming) -> Self {
+        Self { parts: VecDeque::new(), rest }
+    }
+
+    /// Reads to the end; may be dropped and called again.
+    pub(super) async fn read(&mut self) -> Whole {
+        loop {
+            match self.rest.frame().await {
+                None => break,
+                Some(Err(error)) => return Whole::Broken(error),
+                Some(Ok(frame)) => self.parts.extend(frame.into_data().ok()),
+            }
+        }
+        match self.parts.len() {
+            0 => Whole::Done(Bytes::new()),
+            1 => Whole::Done(self.parts.pop_front().unwrap_or_default()),
+            _ => Whole::Done(self.parts.iter().flatten().copied().collect()),
+        }
+    }
+}
+
+/// An answer's body before it goes to the client.
+pub(super) enum AnswerBody {
+    /// Read to its end.
+    Whole(Bytes),
+    /// Read in part, or not at all.
+    Streamed(Gathering),
+}
+
+enum Source {
+    Whole(Bytes),
+    Streamed { parts: VecDeque<Bytes>, rest: Incoming, idle: Idle },
+}
+
+/// A response body on its way to the client. Its end, whichever way, ends the request: the connection to the instance goes
+/// back to the pool, counters and log are written.
+pub(super) struct ResponseBody {
+    source: Source,
+    lease: Option<Lease>,
+    flight: Option<Box<Flight>>,
+}
+
+impl ResponseBody {
+    /// An instance's.
+    pub(super) fn new(body: AnswerBody, silence: Duration, lease: Lease, flight: Box<Flight>) -> Self {
+        match body {
+            AnswerBody::Whole(bytes) => {
+                lease.give_back();
+                Self::local(bytes, flight)
+            }
+            AnswerBody::Streamed(Gathering { parts, rest }) => {
+                let source = Source::Streamed { parts, rest, idle: Idle::new(silence) };
+                Self { source, lease: Some(lease), flight: Some(flight) }
+            }
+        }
+    }
+
+    /// One that needs no connection any more.
+    pub(super) fn local(bytes: Bytes, flight: Box<Flight>) -> Self {
+        Self { source: Source::Whole(bytes), lease: None, flight: Some(flight) }
+    }
+
+    fn ended(&self) -> bool {
+        match &self.source {
+            Source::Whole(bytes) => bytes.is_empty(),
+            Source::Streamed { parts, rest, .. } => parts.is_empty() && rest.is_end_stream(),
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match &mut self.source {
+            Source::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Source::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Source::Streamed { parts, rest, idle } => {
+                if let Some(part) = parts.pop_front() {
+                    return Poll::Ready(Some(Ok(Frame::data(part))));
+                }
+                match Pin::new(rest).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        idle.progress();
+                        Poll::Ready(Some(Ok(frame)))
+                    }
+                    Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(io::Error::other(error)))),
+                    Poll::Ready(None) => Poll::Ready(None),
+                    Poll::Pending => {
+                        ready!(idle.poll_expired(cx));
+                        Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())))
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.give_back();
+        }
+        self.flight = None;
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let frame = ready!(self.poll(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let (Some(data), Some(flight)) = (frame.data_ref(), &mut self.flight) {
+                    flight.bytes += data.len() as u64;
+                }
+            }
+            Some(Err(error)) => {
+                if let Some(flight) = &mut self.flight {
+                    let silent = error.kind() == io::ErrorKind::TimedOut;
+                    flight.error = Some(if silent { "upstream_body_timeout" } else { "upstream_body_cut" });
+                }
+                (self.lease, self.flight) = (None, None);
+            }
+            None => self.finish(),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Source::Streamed { parts, rest, .. } => {
+                let ahead: u64 = parts.iter().map(|part| part.len() as u64).sum();
+                let mut hint = rest.size_hint();
+                if let Some(upper) = hint.upper() {
+                    hint.set_upper(upper + ahead);
+                }
+                hint.set_lower(hint.lower() + ahead);
+                hint
+            }
+        }
+    }
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        // hyper drops a body that says it has ended without polling it again.
+        if self.ended() {
+            self.finish();
+        } else if let Some(flight) = &mut self.flight {
+            flight.error.get_or_insert("client_aborted");
+        }
+    }
+}
+
+/// How long a client that expects a 100 is kept waiting for the instance's word.
+const PATIENCE: Duration = Duration::from_secs(1);

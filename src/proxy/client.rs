@@ -1,0 +1,181 @@
+//! One client connection: hyper serves it, the thread's sweep watches its clock.
+
+use std::{cell::Cell, convert::Infallible, net::SocketAddr, rc::Rc, sync::Arc};
+
+use http::Request;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, sync::Notify};
+
+use super::{
+    Reason,
+    forward::handle,
+    framing::{Fault, Follower},
+    io::{ClientIo, Socket, Wire},
+    worker::Worker,
+};
+use crate::types::Mono;
+
+/// A client connection, as requests and the sweep see it.
+pub(super) struct Client {
+    pub(super) address: SocketAddr,
+    /// Service of the port, when it has one.
+    pub(super) dedicated: Option<Arc<str>>,
+    socket: Socket,
+    wire: Rc<Wire>,
+    /// Requests handed over by hyper so far.
+    served: Cell<u64>,
+    in_flight: Cell<u32>,
+    end: Notify,
+    how: Cell<End>,
+}
+
+/// How a connection is ended from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// After the request in flight.
+    Gracefully,
+    /// At once.
+    Now,
+}
+
+impl Client {
+    /// Whether the present request must be refused for what hyper hid. To be called once per request, in order.
+    pub(super) fn next_fault(&self) -> Option<Reason> {
+        let index = self.served.replace(self.served.get() + 1);
+        self.wire.follower.borrow().fault(index).map(|fault| match fault {
+            Fault::Framing => Reason::BadFraming,
+            Fault::Target => Reason::BadTarget,
+            Fault::TooLarge => Reason::HeadTooLarge,
+        })
+    }
+
+    pub(super) fn entered(&self) {
+        self.in_flight.set(self.in_flight.get() + 1);
+    }
+
+    pub(super) fn left(&self, now: Mono) {
+        self.in_flight.set(self.in_flight.get().saturating_sub(1));
+        // Idle time runs from the end of a response, not from its request.
+        if !self.wire.follower.borrow().in_head() {
+            self.wire.since.set(now);
+        }
+    }
+
+    /// Ends the connection after the request in flight.
+    pub(super) fn finish(&self) {
+        self.how.set(End::Gracefully);
+        self.end.notify_one();
+    }
+
+    fn cut(&self) {
+        self.how.set(End::Now);
+        self.end.notify_one();
+    }
+
+    /// Looks at the clock: ends what is idle, stalls, or was reset by the client.
+    pub(super) fn sweep(&self, worker: &Worker, now: Mono) {
+        let timeouts = &worker.config.timeouts;
+        let silent = now.since(self.wire.since.get());
+        if self.wire.blocked.get().is_some_and(|since| now.since(since) > timeouts.idle) {
+            tracing::debug!(client = %self.address, "the client takes no bytes: connection closed");
+            self.cut();
+        } else if self.in_flight.get() > 0 {
+            // With half-closing clients allowed, hyper does not read while it serves: a reset is noticed here.
+            if self.socket.reset() {
+                self.cut();
+            }
+        } else if self.wire.follower.borrow().in_head() {
+            if silent > timeouts.head {
+                worker.metrics.proxy_error(Reason::RequestTimeout.name());
+                self.socket.last_words(
+                    "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\nx-lanemesh-error: request_timeout\r\n\r\n",
+                );
+                self.cut();
+            }
+        } else if silent > timeouts.idle {
+            self.finish();
+        }
+    }
+}
+
+/// Serves one connection to its end.
+pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: SocketAddr, dedicated: Option<Arc<str>>) {
+    // Small responses must not wait for an acknowledgement of the one before.
+    let _ = stream.set_nodelay(true);
+    let socket = Socket::new(stream);
+    let config = &worker.config;
+    let wire = Rc::new(Wire {
+        follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
+        since: worker.clock.mono().into(),
+        blocked: Cell::new(None),
+    });
+    let client = Rc::new(Client {
+        address,
+        dedicated,
+        socket: socket.clone(),
+        wire: wire.clone(),
+        served: Cell::new(0),
+        in_flight: Cell::new(0),
+        end: Notify::new(),
+        how: Cell::new(End::Gracefully),
+    });
+    let _registered = worker.register(&client);
+    let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
+    let service = service_fn(|request: Request<Incoming>| {
+        let (worker, client) = (worker.clone(), client.clone());
+        async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
+    });
+    let mut connection = std::pin::pin!(builder(&worker).serve_connection(io, service));
+    loop {
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    broken(&worker, address, &error);
+                }
+                return;
+            }
+            () = client.end.notified() => match client.how.get() {
+                End::Gracefully => connection.as_mut().graceful_shutdown(),
+                End::Now => return,
+            },
+        }
+    }
+}
+
+fn builder(worker: &Worker) -> http1::Builder {
+    let config = &worker.config;
+    let mut builder = http1::Builder::new();
+    // The sweep keeps the time of heads: hyper's own timer would also run between requests.
+    builder.half_close(true).header_read_timeout(None).max_header_size(config.max_head_bytes.max(HYPER_HEAD));
+    builder.max_buf_size(config.max_head_bytes.max(HYPER_BUFFER));
+    if config.max_headers > HYPER_HEADERS {
+        builder.max_headers(config.max_headers);
+    }
+    builder
+}
+
+/// hyper answers what it cannot parse by itself, without a body; here it is counted and explained.
+fn broken(worker: &Worker, client: SocketAddr, error: &hyper::Error) {
+    let reason = if error.is_parse_too_large() {
+        Some(Reason::HeadTooLarge)
+    } else if error.is_parse() {
+        Some(Reason::BadTarget)
+    } else {
+        None
+    };
+    if let Some(reason) = reason {
+        worker.metrics.proxy_error(reason.name());
+        let limits = (worker.config.max_head_bytes, worker.config.max_headers);
+        tracing::info!(%client, %error, max_head_bytes = limits.0, max_headers = limits.1, "request refused");
+    } else {
+        tracing::debug!(%client, %error, "client connection ended");
+    }
+}
+
+/// hyper keeps up to this many headers on the stack; more cost an allocation per request.
+const HYPER_HEADERS: usize = 100;
+/// Heads up to this size reach the follower whole and get an answer that says what is wrong.
+const HYPER_HEAD: usize = 64 * 1024;
+/// Read buffer limit of a connection: bodies move in pieces up to this size.
+const HYPER_BUFFER: usize = 64 * 1024;

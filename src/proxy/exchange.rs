@@ -1,0 +1,274 @@
+//! One try after another: connection, request, answer; and what each failure means.
+
+use std::{rc::Rc, sync::Mutex, time::Duration};
+
+use http::{HeaderValue, Request, Response, StatusCode, Version, request, response};
+use hyper::{body::Incoming, client::conn::TrySendError};
+use tokio::{sync::oneshot, time::timeout_at};
+
+use super::{
+    Reason,
+    body::{AnswerBody, Gathering, Outgoing, Progress, RequestBody, Whole},
+    flight::Flight,
+    forward::{Refusal, reads_whole, reason_of, refusal},
+    headers::{X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
+    pool::{ConnectFault, Lease, Link},
+    view::{Prepared, Service},
+    worker::Worker,
+};
+use crate::{
+    routing::{Decision, GiveUp, InstanceEntry, MethodClass, Outcome, ServiceView},
+    types::{Mono, Protocol},
+};
+
+/// An instance's answer.
+pub(super) struct Answer {
+    pub(super) head: response::Parts,
+    pub(super) body: AnswerBody,
+    pub(super) lease: Lease,
+    pub(super) instance: u16,
+}
+
+/// How one try ended.
+pub(super) enum Tried {
+    /// With an answer for the client.
+    Answered(Box<Answer>),
+    /// Without one; [`crate::routing::Attempts`] says what follows.
+    Failed(Outcome),
+}
+
+/// A request and its tries.
+pub(super) struct Exchange<'a> {
+    pub(super) worker: &'a Rc<Worker>,
+    pub(super) routed: &'a ServiceView,
+    pub(super) flight: &'a mut Flight,
+    service: &'a Service,
+    parts: &'a mut request::Parts,
+    body: Outgoing,
+    /// The caller's own deadline, to be passed on.
+    deadline: Option<Mono>,
+    /// What the try before failed with, when another follows.
+    pub(super) failed: Option<&'static str>,
+    /// The last answer with a status that may be retried.
+    last: Option<Box<Answer>>,
+    /// The last failure in words.
+    blame: Option<(Reason, String)>,
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn new(
+        worker: &'a Rc<Worker>,
+        service: &'a Service,
+        routed: &'a ServiceView,
+        flight: &'a mut Flight,
+        parts: &'a mut request::Parts,
+        body: Outgoing,
+        deadline: Option<Mono>,
+    ) -> Self {
+        Self { worker, routed, flight, service, parts, body, deadline, failed: None, last: None, blame: None }
+    }
+
+    /// No more tries: the last answer, or why there is none.
+    pub(super) fn give_up(self, why: GiveUp, decision: &Decision) -> Result<Answer, Refusal> {
+        match self.last {
+            Some(answer) => Ok(*answer),
+            None => Err(refusal(why, decision, self.routed, self.blame)),
+        }
+    }
+
+    /// One try. An error ends the request: it is the client's doing, or no other instance would do better.
+    pub(super) async fn attempt(&mut self, at: u16, until: Mono, fresh: bool) -> Result<Tried, Refusal> {
+        if let Some(reason) = self.failed.take() {
+            self.worker.metrics.retried(self.service.name.as_str(), reason);
+        }
+        self.flight.instance = Some(at);
+        let entry = &self.routed.instances[usize::from(at)];
+        if entry.record.protocol != Protocol::Http1 {
+            let detail = format!("{} speaks {:?}", entry.record.id, entry.record.protocol);
+            return Err(Refusal { reason: Reason::ProtocolUnsupported, detail });
+        }
+        let link = match self.link(entry, until, fresh).await {
+            Ok(link) => link,
+            Err(outcome) => return Ok(Tried::Failed(outcome)),
+        };
+        let reused = link.reused;
+        let prepared = self.service.prepared(&self.flight.view, at, &self.worker.metrics);
+        let (request, progress) = self.request(prepared.as_deref());
+        let mut lease = Lease::new(self.worker.pool.clone(), entry, link);
+        let sent = lease.link.sender.try_send_request(request);
+        match self.wait(sent, until, progress.as_deref()).await {
+            Some(Ok(response)) => self.answered(response, lease, at, until).await,
+            Some(Err(error)) => self.broken(error, entry, reused, progress.as_deref()),
+            None => {
+                self.blame(Reason::UpstreamTimeout, entry, "no answer in time");
+                Ok(Tried::Failed(Outcome::Timeout))
+            }
+        }
+    }
+
+    /// A pooled connection, or a new one.
+    async fn link(&mut self, entry: &InstanceEntry, until: Mono, fresh: bool) -> Result<Link, Outcome> {
+        let careful = self.flight.class == MethodClass::Other || !self.body.replayable();
+        if !fresh && let Some(link) = self.worker.pool.take(entry, careful) {
+            return Ok(link);
+        }
+        let limit = self.worker.clock.mono() + self.worker.config.timeouts.connect;
+        self.worker.pool.open(entry, until.min(limit)).await.map_err(|fault| {
+            match fault {
+                ConnectFault::OwnAddress(addr) => {
+                    tracing::warn!(instance = %entry.record.id, %addr, "the instance's address is this sidecar itself");
+                    self.blame(Reason::OwnAddress, entry, "its address is this sidecar's own");
+                }
+                ConnectFault::Failed(error) => self.blame(Reason::AllRefused, entry, &error.to_string()),
+            }
+            Outcome::ConnectFailed
+        })
+    }
+
+    fn blame(&mut self, reason: Reason, entry: &InstanceEntry, what: &str) {
+        let record = &entry.record;
+        self.blame = Some((reason, format!("last tried: {} at {}: {what}", record.id, record.authority())));
+    }
+
+    /// The request for one instance. What can be repeated is copied, what cannot is handed over and comes back only unsent.
+    fn request(&mut self, prepared: Option<&Prepared>) -> (Request<RequestBody>, Option<Rc<Progress>>) {
+        let repeatable = self.repeatable();
+        let mut request = Request::new(RequestBody::Kept(bytes::Bytes::new()));
+        *request.method_mut() = self.parts.method.clone();
+        *request.uri_mut() = self.parts.uri.clone();
+        *request.version_mut() = Version::HTTP_11;
+        *request.headers_mut() =
+            if repeatable { self.parts.headers.clone() } else { std::mem::take(&mut self.parts.headers) };
+        let headers = request.headers_mut();
+        if let Some(prepared) = prepared {
+            headers.insert(X_LANE, prepared.lane.clone());
+            headers.insert(X_VERSION, prepared.version.clone());
+        }
+        if let Some(deadline) = self.deadline {
+            let left = deadline.since(self.worker.clock.mono()).as_millis();
+            headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)));
+        }
+        let gate = self.body.expects().then(|| {
+            let (open, opened) = oneshot::channel();
+            let open = Mutex::new(Some(open));
+            hyper::ext::on_informational(&mut request, move |response| {
+                let asked = response.status() == StatusCode::CONTINUE;
+                if let Some(open) = open.lock().ok().filter(|_| asked).and_then(|mut open| open.take()) {
+                    let _ = open.send(());
+                }
+            });
+            opened
+        });
+        let (body, progress) = self.body.take(gate);
+        *request.body_mut() = body;
+        (request, progress)
+    }
+
+    fn repeatable(&self) -> bool {
+        self.flight.class != MethodClass::Other && self.body.replayable()
+    }
+
+    /// Waits for the answer's head. While a streamed body still moves, the time of the try starts anew.
+    async fn wait<F>(
+        &self,
+        sent: F,
+        until: Mono,
+        progress: Option<&Progress>,
+    ) -> Option<Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>
+    where
+        F: Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
+    {
+        let mut sent = std::pin::pin!(sent);
+        let mut until = until;
+        let mut seen = 0;
+        loop {
+            match timeout_at(self.worker.clock.instant(until).into(), &mut sent).await {
+                Ok(answer) => return Some(answer),
+                Err(_) => {
+                    let frames = progress.map_or(0, |progress| progress.frames.get());
+                    if frames == seen {
+                        return None;
+                    }
+                    seen = frames;
+                    until = self.worker.clock.mono() + self.worker.config.timeouts.per_try.max(MIN_SPAN);
+                }
+            }
+        }
+    }
+
+    /// An answer's head is there.
+    async fn answered(
+        &mut self,
+        response: Response<Incoming>,
+        lease: Lease,
+        instance: u16,
+        until: Mono,
+    ) -> Result<Tried, Refusal> {
+        let entry = &self.routed.instances[usize::from(instance)];
+        let (head, body) = response.into_parts();
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            self.blame(Reason::BadResponse, entry, "it switches protocols unasked");
+            let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
+            return Err(Refusal { reason: Reason::BadResponse, detail });
+        }
+        let retryable = matches!(head.status.as_u16(), 502..=504);
+        let body = if !retryable && reads_whole(self.flight.class, &self.parts.method, &body) {
+            let mut gathering = Gathering::new(body);
+            match timeout_at(self.worker.clock.instant(until).into(), gathering.read()).await {
+                Ok(Whole::Done(bytes)) => AnswerBody::Whole(bytes),
+                Ok(Whole::Broken(error)) => {
+                    self.blame(Reason::UpstreamReset, entry, &error.to_string());
+                    return Ok(Tried::Failed(Outcome::Reset));
+                }
+                // Slow, but it answers: the client gets what there is, and the rest as it comes.
+                Err(_) => AnswerBody::Streamed(gathering),
+            }
+        } else {
+            AnswerBody::Streamed(Gathering::new(body))
+        };
+        let answer = Box::new(Answer { head, body, lease, instance });
+        if retryable {
+            self.last = Some(answer);
+            return Ok(Tried::Failed(Outcome::RetryableStatus));
+        }
+        Ok(Tried::Answered(answer))
+    }
+
+    /// The connection gave an error in an answer's place.
+    fn broken(
+        &mut self,
+        mut error: TrySendError<Request<RequestBody>>,
+        entry: &InstanceEntry,
+        reused: bool,
+        progress: Option<&Progress>,
+    ) -> Result<Tried, Refusal> {
+        if let Some(unsent) = error.take_message() {
+            let (parts, body) = unsent.into_parts();
+            if !self.repeatable() {
+                self.parts.headers = parts.headers;
+            }
+            self.body.put_back(body);
+            return Ok(Tried::Failed(self.stale()));
+        }
+        if let Some(fault) = progress.and_then(|progress| progress.fault.get()) {
+            return Err(reason_of(fault).into());
+        }
+        let error = error.into_error();
+        let reason = if error.is_parse() { Reason::BadResponse } else { Reason::UpstreamReset };
+        self.blame(reason, entry, &error.to_string());
+        // The application closed an idle connection just as it was used again: no fault of the instance, and where the request
+        // may be repeated, the same instance is asked again before another one.
+        if reused && self.repeatable() && !error.is_parse() {
+            return Ok(Tried::Failed(self.stale()));
+        }
+        Ok(Tried::Failed(Outcome::Reset))
+    }
+
+    fn stale(&self) -> Outcome {
+        self.worker.metrics.upstream_stale.inc();
+        Outcome::StaleConnection
+    }
+}
+
+/// While a body moves, the answer's head is waited for in spans of at least this.
+const MIN_SPAN: Duration = Duration::from_millis(100);

@@ -1,0 +1,140 @@
+//! One request from its head to the end of its response: what is counted and logged when it ends, however it ends.
+
+use std::{rc::Rc, sync::Arc, time::Duration};
+
+use http::{Method, Uri, request::Parts};
+
+use super::{
+    client::Client,
+    view::{Service, View},
+    worker::Worker,
+};
+use crate::{
+    routing::{Decision, InstanceEntry, MethodClass},
+    telemetry::{AccessEntry, InstanceSeries},
+    types::{Mono, Wall},
+};
+
+/// Dropping it ends the request.
+pub(super) struct Flight {
+    pub(super) worker: Rc<Worker>,
+    pub(super) view: Rc<View>,
+    pub(super) client: Rc<Client>,
+    begun: Mono,
+    pub(super) random: u64,
+    method: Method,
+    uri: Uri,
+    pub(super) class: MethodClass,
+    pub(super) service: Option<Rc<Service>>,
+    pub(super) decision: Option<Decision>,
+    /// Index of the instance tried last.
+    pub(super) instance: Option<u16>,
+    /// Whether an instance's answer is what the client gets.
+    pub(super) answered: bool,
+    pub(super) subject: Option<Box<str>>,
+    pub(super) route_key: Option<Box<str>>,
+    pub(super) retries: u32,
+    pub(super) status: Option<u16>,
+    pub(super) bytes: u64,
+    pub(super) error: Option<&'static str>,
+}
+
+impl Flight {
+    pub(super) fn new(worker: Rc<Worker>, client: Rc<Client>, parts: &Parts, class: MethodClass) -> Self {
+        worker.request_began();
+        client.entered();
+        Self {
+            view: worker.view(),
+            begun: worker.clock.mono(),
+            random: worker.random(),
+            method: parts.method.clone(),
+            uri: parts.uri.clone(),
+            worker,
+            client,
+            class,
+            service: None,
+            decision: None,
+            instance: None,
+            answered: false,
+            subject: None,
+            route_key: None,
+            retries: 0,
+            status: None,
+            bytes: 0,
+            error: None,
+        }
+    }
+
+    /// The instance tried last.
+    fn target(&self) -> Option<&InstanceEntry> {
+        let service = self.service.as_ref()?.view(&self.view)?;
+        service.instances.get(usize::from(self.instance?))
+    }
+
+    fn series(&self) -> Arc<InstanceSeries> {
+        match (&self.service, self.instance.filter(|_| self.answered)) {
+            (Some(service), Some(at))
+                if let Some(prepared) = service.prepared(&self.view, at, &self.worker.metrics) =>
+            {
+                prepared.series.clone()
+            }
+            (Some(service), _) => {
+                let lane = self.decision.as_ref().map_or("other", |d| service.lane(&self.view, d).unwrap_or("other"));
+                self.worker.metrics.unanswered(service.name.as_str(), lane)
+            }
+            (None, _) => self.worker.metrics.unknown_service(),
+        }
+    }
+
+    fn entry(&self, now: Mono) -> AccessEntry {
+        let took = now.since(self.begun);
+        let wall = self.worker.clock.wall();
+        let snapshot = &self.view.snapshot;
+        let target = self.target();
+        let policy = self.service.as_ref().and_then(|service| service.view(&self.view)?.policy.as_ref());
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        AccessEntry {
+            time: Wall(wall.0.saturating_sub(millis(took))),
+            client: self.client.address,
+            method: self.method.to_string(),
+            service: self.service.as_ref().map(|service| service.name.clone()),
+            path: self.uri.to_string(),
+            status: self.status,
+            bytes: self.bytes,
+            duration_ms: took.as_secs_f64() * 1e3,
+            route_key: self.route_key.as_deref().or(self.subject.as_deref()).map(str::to_owned),
+            user_id: self.subject.as_deref().map(str::to_owned),
+            gray_result: self.decision.as_ref().map(|decision| decision.lane.reason.as_str()),
+            bucket: self.decision.as_ref().and_then(|decision| decision.lane.bucket),
+            hash_value: self.decision.as_ref().map(|decision| decision.key_hash),
+            target_instance: target.map(|entry| entry.record.id.clone()),
+            target_version: target.map(|entry| entry.record.version.clone()),
+            target_lane: target.map(|entry| entry.record.lane.clone()),
+            ring_version: Some(snapshot.digest),
+            snapshot_version: snapshot.version,
+            snapshot_age_ms: millis(now.since(snapshot.published)),
+            policy_version: policy.map(|policy| policy.policy.version.clone()),
+            retry_count: self.retries,
+            fallback_reason: self
+                .decision
+                .as_ref()
+                .and_then(|decision| decision.fallback)
+                .map(|reason| reason.as_str()),
+            error: self.error,
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let now = self.worker.clock.mono();
+        self.series().finished(self.class, self.status, now.since(self.begun));
+        self.worker.request_ended();
+        self.client.left(now);
+        let access = &self.worker.access;
+        let failed = self.error.is_some() || self.status.is_none_or(|status| status >= 500);
+        if access.wants(self.random, failed) {
+            access.log(Box::new(self.entry(now)));
+        }
+    }
+}

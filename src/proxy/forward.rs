@@ -1,0 +1,263 @@
+//! One request: which service, who, which instance; then what [`Attempts`] says, until an answer or a reason not to have one.
+
+use std::{rc::Rc, time::Duration};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header, request::Parts};
+use hyper::body::{Body, Incoming};
+
+use super::{
+    Reason,
+    body::{ClientFault, Outgoing, ResponseBody, keep},
+    class::{method_class, retry},
+    client::Client,
+    deadline,
+    exchange::{Answer, Exchange, Tried},
+    flight::Flight,
+    headers::{self, X_ATTEMPTS, X_BUCKET, X_INSTANCE, X_LANE, X_REASON, X_VERSION},
+    subject, target,
+    view::Service,
+    worker::Worker,
+};
+use crate::routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step};
+
+/// Largest request body that is kept to be sent again.
+const KEEP: u64 = 64 * 1024;
+
+/// A response that the proxy makes itself, and what the reason alone does not say.
+pub(super) struct Refusal {
+    pub(super) reason: Reason,
+    pub(super) detail: String,
+}
+
+impl From<Reason> for Refusal {
+    fn from(reason: Reason) -> Self {
+        Self { reason, detail: String::new() }
+    }
+}
+
+/// Answers one request, whatever happens.
+pub(super) async fn handle(
+    worker: Rc<Worker>,
+    client: Rc<Client>,
+    request: Request<Incoming>,
+) -> Response<ResponseBody> {
+    let fault = client.next_fault();
+    let (mut parts, body) = request.into_parts();
+    let class = method_class(&parts.method);
+    let json = parts.headers.get(header::ACCEPT).is_some_and(Reason::wants_json);
+    let mut flight = Box::new(Flight::new(worker.clone(), client, &parts, class));
+    let answered = match fault {
+        Some(reason) => Err(reason.into()),
+        None => answer(&worker, &mut flight, &mut parts, body).await,
+    };
+    match answered {
+        Ok(answer) => pass_on(&worker, flight, answer),
+        Err(refusal) => refuse(&worker, flight, &refusal, json),
+    }
+}
+
+/// Everything up to an instance's answer.
+async fn answer(
+    worker: &Rc<Worker>,
+    flight: &mut Flight,
+    parts: &mut Parts,
+    body: Incoming,
+) -> Result<Answer, Refusal> {
+    let dedicated = flight.client.dedicated.clone();
+    let Parts { method, uri, version, headers, .. } = parts;
+    let wanted = target::resolve(method, *version, uri, headers, dedicated.as_deref())?;
+    let view = flight.view.clone();
+    let unknown = || Refusal { reason: Reason::UnknownService, detail: shown(wanted.as_str()) };
+    let service = view.service(wanted.as_str(), &worker.rules, &worker.config.subject).ok_or_else(unknown)?;
+    flight.service = Some(service.clone());
+    let routed = service.view(&view).ok_or_else(unknown)?;
+    let decision = decide(worker, flight, &service, routed, headers);
+    let limit = deadline::requested(headers);
+    let hops = headers::clean_request(headers, &worker.lane_header)?.hops;
+    if hops >= headers::MAX_HOPS {
+        return Err(Reason::Loop.into());
+    }
+    headers::add_common(headers, flight.client.address.ip(), hops);
+    let outgoing = prepare_body(headers, body, worker.config.timeouts.idle).await?;
+    let total = limit.map_or(worker.config.timeouts.total, |limit| limit.min(worker.config.timeouts.total));
+    let limits =
+        AttemptsConfig { max_retries: worker.config.max_retries, per_try: worker.config.timeouts.per_try, total };
+    let now = worker.clock.mono();
+    let attempts = Attempts::new(&decision, flight.class, outgoing.replayable(), limits, now);
+    let exchange = Exchange::new(worker, &service, routed, flight, parts, outgoing, limit.map(|limit| now + limit));
+    drive(attempts, exchange, &decision).await
+}
+
+/// Asks routing, and notes what it said.
+fn decide(
+    worker: &Worker,
+    flight: &mut Flight,
+    service: &Service,
+    routed: &ServiceView,
+    headers: &HeaderMap,
+) -> Decision {
+    let subject = subject::extract(&service.subject, headers, service.request_id);
+    let own_key = service.route_key.as_ref().map(|source| subject::extract(source, headers, service.request_id));
+    let route_key = own_key.as_ref().map(|key| key.as_deref()).unwrap_or(None);
+    let request = routing::Request {
+        subject: subject.as_deref(),
+        route_key,
+        explicit_lane: headers.get(&worker.lane_header).and_then(|value| value.to_str().ok()),
+        method: flight.class,
+        random: flight.random,
+    };
+    let decision = routing::choose(&flight.view.snapshot, routed, &request, worker.clock.mono());
+    if decision.lane.probe {
+        worker.metrics.lane_probe(service.name.as_str());
+    }
+    if let (Some(why), Some(_)) = (decision.fallback, decision.served) {
+        let lane = routed.decided(&decision.lane).name.as_str();
+        worker.metrics.fell_back(service.name.as_str(), lane, why.as_str());
+    }
+    // Errors are logged whatever the sample says, and nobody knows yet how this one ends.
+    flight.subject = subject.as_deref().map(Box::from);
+    flight.route_key = route_key.map(Box::from);
+    flight.decision = Some(decision);
+    decision
+}
+
+/// Keeps a small body of known length; passes any other on as it comes.
+async fn prepare_body(headers: &mut HeaderMap, body: Incoming, silence: Duration) -> Result<Outgoing, Refusal> {
+    let expects =
+        headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    if body.is_end_stream() {
+        if expects {
+            headers.remove(header::EXPECT);
+        }
+        return Ok(Outgoing::empty());
+    }
+    // Who expects a 100 wants the instance's word before the body is sent: reading it here would be that word.
+    if !expects && body.size_hint().exact().is_some_and(|length| length <= KEEP) {
+        return keep(body, silence).await.map(Outgoing::Kept).map_err(|fault| reason_of(fault).into());
+    }
+    Ok(Outgoing::streamed(body, silence, expects))
+}
+
+pub(super) fn reason_of(fault: ClientFault) -> Reason {
+    match fault {
+        ClientFault::Broken => Reason::BadFraming,
+        ClientFault::Silent => Reason::RequestTimeout,
+    }
+}
+
+/// Does what [`Attempts`] says until there is an answer or none to be had.
+async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &Decision) -> Result<Answer, Refusal> {
+    loop {
+        match attempts.next(exchange.routed, exchange.worker.clock.mono()) {
+            Step::Try { instance, until, fresh } => match exchange.attempt(instance, until, fresh).await? {
+                Tried::Answered(answer) => {
+                    attempts.ended(routing::Outcome::Answered, exchange.routed, exchange.worker.clock.mono());
+                    exchange.flight.retries = u32::from(attempts.retries());
+                    return Ok(*answer);
+                }
+                Tried::Failed(outcome) => {
+                    let before = attempts.retries();
+                    attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
+                    exchange.failed = retry(outcome).filter(|_| attempts.retries() >= before);
+                }
+            },
+            Step::Wait(until) => tokio::time::sleep_until(exchange.worker.clock.instant(until).into()).await,
+            Step::GiveUp(why) => {
+                exchange.flight.retries = u32::from(attempts.retries());
+                return exchange.give_up(why, decision);
+            }
+        }
+    }
+}
+
+/// An instance's answer on its way to the client.
+fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response<ResponseBody> {
+    let Answer { mut head, body, lease, instance } = answer;
+    flight.instance = Some(instance);
+    flight.answered = true;
+    flight.status = Some(head.status.as_u16());
+    headers::clean_response(&mut head.headers);
+    finish_head(worker, &flight, &mut head.headers);
+    head.extensions.clear();
+    // The client's own version decides the framing; an instance that speaks 1.0 does not make the client's connection 1.0.
+    head.version = http::Version::HTTP_11;
+    let silence = worker.config.timeouts.idle;
+    Response::from_parts(head, ResponseBody::new(body, silence, lease, flight))
+}
+
+/// A response of the proxy's own.
+fn refuse(worker: &Worker, mut flight: Box<Flight>, refusal: &Refusal, json: bool) -> Response<ResponseBody> {
+    let reason = refusal.reason;
+    worker.metrics.proxy_error(reason.name());
+    flight.error = Some(reason.name());
+    flight.status = Some(reason.status());
+    let mut response = reason.response(json, &refusal.detail);
+    finish_head(worker, &flight, response.headers_mut());
+    response.map(|bytes| ResponseBody::local(bytes, flight))
+}
+
+/// What every response carries: the decision, where that is wanted, and the end of the connection, where that is near.
+fn finish_head(worker: &Worker, flight: &Flight, headers: &mut HeaderMap) {
+    if worker.config.expose_decision {
+        expose(flight, headers);
+    }
+    if worker.draining() {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+}
+
+fn expose(flight: &Flight, headers: &mut HeaderMap) {
+    let (Some(service), Some(decision)) = (&flight.service, &flight.decision) else { return };
+    headers.insert(X_REASON, HeaderValue::from_static(decision.lane.reason.as_str()));
+    if let Some(bucket) = decision.lane.bucket {
+        headers.insert(X_BUCKET, HeaderValue::from(bucket));
+    }
+    if let Some(prepared) = flight.instance.and_then(|at| service.prepared(&flight.view, at, &flight.worker.metrics)) {
+        let entries: [(HeaderName, &HeaderValue); 3] =
+            [(X_INSTANCE, &prepared.id), (X_VERSION, &prepared.version), (X_LANE, &prepared.lane)];
+        for (name, value) in entries {
+            headers.insert(name, value.clone());
+        }
+        headers.insert(X_ATTEMPTS, HeaderValue::from(flight.retries + 1));
+    } else if let Some(lane) = service.lane(&flight.view, decision) {
+        headers.insert(X_LANE, headers::name_value(lane));
+    }
+}
+
+/// What a client sent, for an error text: short, and nothing but plain characters.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| c.is_ascii_graphic()).take(63).collect()
+}
+
+/// Whether the answer's body is small enough to be read before the client gets anything.
+pub(super) fn reads_whole(class: MethodClass, method: &http::Method, body: &Incoming) -> bool {
+    const SMALL: u64 = 8 * 1024;
+    class == MethodClass::Safe
+        && *method != http::Method::HEAD
+        && !body.is_end_stream()
+        && body.size_hint().exact().is_some_and(|length| length <= SMALL)
+}
+
+/// Reason and detail of giving up without an answer to pass on.
+pub(super) fn refusal(
+    why: GiveUp,
+    decision: &Decision,
+    routed: &ServiceView,
+    blame: Option<(Reason, String)>,
+) -> Refusal {
+    match (why, blame) {
+        (GiveUp::NoInstance, _) => {
+            let lane = routed.decided(&decision.lane).name.as_str();
+            let why = decision.fallback.map_or("", |why| why.as_str());
+            Refusal { reason: Reason::NoInstance, detail: format!("service {}, lane {lane}: {why}", routed.name) }
+        }
+        // What went wrong last says more than that it was the last.
+        (GiveUp::AllRefused, Some((reason @ (Reason::OwnAddress | Reason::AllRefused), detail))) => {
+            Refusal { reason, detail }
+        }
+        (GiveUp::UpstreamReset | GiveUp::RetriesUsedUp, Some((reason @ Reason::BadResponse, detail))) => {
+            Refusal { reason, detail }
+        }
+        (_, blame) => Refusal { reason: why.into(), detail: blame.map(|(_, detail)| detail).unwrap_or_default() },
+    }
+}

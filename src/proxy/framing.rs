@@ -1,0 +1,280 @@
+//! Follows a client's byte stream beside hyper's parser, to see what hyper hides (RFC 9112 6.3).
+//!
+//! hyper is strict, but it repairs: with `Transfer-Encoding` it drops `Content-Length`, it merges equal `Content-Length`s, and it
+//! cuts a `#fragment` off the target. A less strict hop in front of us may have framed the same bytes differently, so these are
+//! refused instead of repaired. The follower tracks where heads and bodies begin and end, and notes the first message with a
+//! fault. It only ever adds refusals; where it cannot follow (syntax that hyper refuses anyway), it stops and says nothing.
+//!
+//! Written by hand because httparse has no notion of a stream of messages; it looks at header names only and keeps no bytes
+//! beyond the first few of a line.
+
+/// What hyper would have repaired in silence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// More than one length, or a length that is not digits only.
+    Framing,
+    /// A fragment in the target.
+    Target,
+    /// More bytes or headers than configured.
+    TooLarge,
+}
+
+/// Where in the stream it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Between messages; blank lines are skipped.
+    Between,
+    /// In a head.
+    Head,
+    /// So many bytes of a body (or of a chunk with its line end) are left.
+    Body { left: u64, chunked: bool },
+    /// In a chunk's size line.
+    ChunkSize,
+    /// In trailers.
+    Trailers,
+    /// Given up.
+    Lost,
+}
+
+/// Kept bytes of a line: enough for `transfer-encoding: gzip, chunked` and any 64-bit length.
+const KEPT: usize = 96;
+
+/// The follower of one client connection.
+#[derive(Debug)]
+pub(super) struct Follower {
+    place: Place,
+    line: [u8; KEPT],
+    line_length: usize,
+    first_line: bool,
+    head_bytes: usize,
+    headers: usize,
+    length: Option<u64>,
+    lengths: u32,
+    encodings: u32,
+    fault: Option<Fault>,
+    heads: u64,
+    first_fault: Option<(u64, Fault)>,
+    max_bytes: usize,
+    max_headers: usize,
+}
+
+impl Follower {
+    pub(super) fn new(max_bytes: usize, max_headers: usize) -> Self {
+        Self {
+            place: Place::Between,
+            line: [0; KEPT],
+            line_length: 0,
+            first_line: true,
+            head_bytes: 0,
+            headers: 0,
+            length: None,
+            lengths: 0,
+            encodings: 0,
+            fault: None,
+            heads: 0,
+            first_fault: None,
+            max_bytes,
+            max_headers,
+        }
+    }
+
+    /// The fault of the message with this index (from 0), or of one before it.
+    pub(super) fn fault(&self, message: u64) -> Option<Fault> {
+        self.first_fault.filter(|(at, _)| *at <= message).map(|(_, fault)| fault)
+    }
+
+    /// Whether a head has begun and not ended.
+    pub(super) fn in_head(&self) -> bool {
+        self.place == Place::Head
+    }
+
+    /// Takes the bytes that hyper is about to see.
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            match self.place {
+                Place::Lost => return,
+                Place::Body { left, chunked } => {
+                    let taken = left.min(bytes.len() as u64);
+                    bytes = &bytes[taken as usize..];
+                    self.place = match (left - taken, chunked) {
+                        (0, true) => Place::ChunkSize,
+                        (0, false) => Place::Between,
+                        (left, _) => Place::Body { left, chunked },
+                    };
+                }
+                Place::Between | Place::Head | Place::ChunkSize | Place::Trailers => bytes = self.feed_line(bytes),
+            }
+        }
+    }
+
+    /// Takes bytes up to the end of a line; returns the rest.
+    fn feed_line<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        let end = bytes.iter().position(|c| *c == b'\n');
+        let (part, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
+        let room = KEPT - self.line_length;
+        let kept = &part[..part.len().min(room)];
+        self.line[self.line_length..self.line_length + kept.len()].copy_from_slice(kept);
+        self.line_length += kept.len();
+        if self.place == Place::Between && !part.trim_ascii().is_empty() {
+            self.begin_head();
+        }
+        if self.place == Place::Head {
+            self.head_bytes += part.len() + 1;
+            if self.first_line && part.contains(&b'#') {
+                self.fault.get_or_insert(Fault::Target);
+            }
+        }
+        if end.is_none() {
+            return rest;
+        }
+        self.end_line();
+        self.line_length = 0;
+        &rest[1..]
+    }
+
+    fn begin_head(&mut self) {
+        self.place = Place::Head;
+        self.first_line = true;
+        (self.head_bytes, self.headers, self.lengths, self.encodings) = (0, 0, 0, 0);
+        (self.length, self.fault) = (None, None);
+    }
+
+    fn end_line(&mut self) {
+        let line = self.line;
+        let line = line[..self.line_length].strip_suffix(b"\r").unwrap_or(&line[..self.line_length]);
+        match self.place {
+            Place::Head if line.is_empty() => self.end_head(),
+            Place::Head if self.first_line => self.first_line = false,
+            Place::Head => self.header(line),
+            Place::ChunkSize => self.place = chunk(line),
+            Place::Trailers if line.is_empty() => self.place = Place::Between,
+            _ => {}
+        }
+    }
+
+    fn header(&mut self, line: &[u8]) {
+        self.headers += 1;
+        let Some(colon) = line.iter().position(|c| *c == b':') else { return };
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        if name.eq_ignore_ascii_case(b"content-length") {
+            self.lengths += 1;
+            let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+            self.length = digits.then(|| std::str::from_utf8(value).ok()?.parse().ok()).flatten();
+            if self.length.is_none() || self.lengths > 1 {
+                self.fault.get_or_insert(Fault::Framing);
+            }
+        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            self.encodings += 1;
+            // `chunked` twice, or anything beside it: nothing that an application behind us must understand the same way.
+            if self.encodings > 1 || !value.eq_ignore_ascii_case(b"chunked") {
+                self.fault.get_or_insert(Fault::Framing);
+            }
+        }
+    }
+
+    fn end_head(&mut self) {
+        if self.lengths > 0 && self.encodings > 0 {
+            self.fault.get_or_insert(Fault::Framing);
+        }
+        if self.head_bytes > self.max_bytes || self.headers > self.max_headers {
+            self.fault.get_or_insert(Fault::TooLarge);
+        }
+        if let Some(fault) = self.fault {
+            self.first_fault.get_or_insert((self.heads, fault));
+        }
+        self.heads += 1;
+        self.place = match (self.fault, self.encodings, self.length) {
+            // The connection is closed after a refusal: nothing to follow.
+            (Some(_), ..) => Place::Lost,
+            (None, 1.., _) => Place::ChunkSize,
+            (None, 0, Some(left @ 1..)) => Place::Body { left, chunked: false },
+            (None, 0, _) => Place::Between,
+        };
+    }
+}
+
+/// After a chunk's size line: `size` and, after `;`, extensions.
+fn chunk(line: &[u8]) -> Place {
+    let size = line.split(|c| *c == b';').next().unwrap_or_default().trim_ascii();
+    let size = std::str::from_utf8(size).ok().and_then(|text| u64::from_str_radix(text, 16).ok());
+    match size.and_then(|size| size.checked_add(2)) {
+        // The size line of the last chunk has no data behind it.
+        Some(2) => Place::Trailers,
+        Some(left) => Place::Body { left, chunked: true },
+        None => Place::Lost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn follow(bytes: &[u8], piece: usize) -> Follower {
+        let mut follower = Follower::new(1024, 10);
+        for part in bytes.chunks(piece) {
+            follower.feed(part);
+        }
+        follower
+    }
+
+    #[test]
+    fn what_hyper_repairs_is_refused() {
+        for (lines, fault) in [
+            ("Content-Length: 5\r\nTransfer-Encoding: chunked", Fault::Framing),
+            ("transfer-encoding: chunked\r\ncontent-length: 5", Fault::Framing),
+            ("Content-Length: 5\r\nContent-Length: 5", Fault::Framing),
+            ("Content-Length: 5, 5", Fault::Framing),
+            ("Content-Length: +5", Fault::Framing),
+            ("Content-Length: 0x5", Fault::Framing),
+            ("Content-Length:", Fault::Framing),
+            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", Fault::Framing),
+            ("Transfer-Encoding: chunked, chunked", Fault::Framing),
+            ("Transfer-Encoding: gzip, chunked", Fault::Framing),
+            ("a:1\r\nb:1\r\nc:1\r\nd:1\r\ne:1\r\nf:1\r\ng:1\r\nh:1\r\ni:1\r\nj:1\r\nk:1", Fault::TooLarge),
+            (&format!("a: {}", "x".repeat(1024)), Fault::TooLarge),
+        ] {
+            let head = format!("POST / HTTP/1.1\r\nHost: o\r\n{lines}\r\n\r\n");
+            for piece in [1, 3, 10_000] {
+                assert_eq!(follow(head.as_bytes(), piece).fault(0), Some(fault), "{lines}");
+            }
+        }
+        assert_eq!(follow(b"GET /a#b HTTP/1.1\r\n\r\n", 4).fault(0), Some(Fault::Target));
+    }
+
+    #[test]
+    fn bodies_that_look_like_headers_are_bodies() {
+        let trap = "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let sized = format!("POST / HTTP/1.1\r\nContent-Length: {}\r\n\r\n{trap}", trap.len());
+        let chunked = format!(
+            "\r\nPOST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{:x};q=1\r\n{trap}\r\n0\r\nContent-Length: 7\r\n\r\n",
+            trap.len()
+        );
+        let plain = "GET / HTTP/1.1\nHost: o\n\n";
+        let bad = "GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx";
+        let stream = format!("{sized}{chunked}{plain}{bad}");
+        for piece in 1..40 {
+            let follower = follow(stream.as_bytes(), piece);
+            assert_eq!((follower.fault(2), follower.fault(3)), (None, Some(Fault::Framing)), "piece {piece}");
+        }
+    }
+
+    #[test]
+    fn it_knows_when_a_head_is_under_way() {
+        let mut follower = Follower::new(1024, 10);
+        assert!(!follower.in_head());
+        follower.feed(b"\r\nGE");
+        assert!(follower.in_head());
+        follower.feed(b"T / HTTP/1.1\r\n\r\n");
+        assert!(!follower.in_head());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_in_any_pieces_give_one_answer(bytes in prop::collection::vec(any::<u8>(), 0..400), piece in 1usize..50) {
+            let (a, b) = (follow(&bytes, piece), follow(&bytes, 1));
+            prop_assert_eq!((a.first_fault, a.heads, a.place), (b.first_fault, b.heads, b.place));
+        }
+    }
+}

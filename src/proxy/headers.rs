@@ -1,0 +1,228 @@
+//! All header rules, in one place (RFC 9110 7.6.1; REQUIREMENTS P2, L4).
+//!
+//! Both ways: hop-by-hop headers are removed, those nominated by `Connection` as well, and so is everything that starts with
+//! `x-lanemesh-` (also spelt with underscores, which some servers take for the same). Then the proxy adds its own, last, so that
+//! nobody can remove or forge them. `Via` is not sent: some servers stop compressing when they see it; loops are found by
+//! counting hops instead.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use super::Reason;
+
+pub(super) const X_ERROR: HeaderName = HeaderName::from_static("x-lanemesh-error");
+pub(super) const X_LANE: HeaderName = HeaderName::from_static("x-lanemesh-lane");
+pub(super) const X_VERSION: HeaderName = HeaderName::from_static("x-lanemesh-version");
+pub(super) const X_INSTANCE: HeaderName = HeaderName::from_static("x-lanemesh-instance");
+pub(super) const X_REASON: HeaderName = HeaderName::from_static("x-lanemesh-reason");
+pub(super) const X_BUCKET: HeaderName = HeaderName::from_static("x-lanemesh-bucket");
+pub(super) const X_ATTEMPTS: HeaderName = HeaderName::from_static("x-lanemesh-attempts");
+pub(super) const X_HOPS: HeaderName = HeaderName::from_static("x-lanemesh-hops");
+pub(super) const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
+pub(super) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const PROXY_AUTHENTICATION_INFO: HeaderName = HeaderName::from_static("proxy-authentication-info");
+
+/// Sidecars that a request may pass. Deep call chains count when applications copy all headers.
+pub(super) const MAX_HOPS: u32 = 32;
+
+/// Hop-by-hop whatever `Connection` says. `Transfer-Encoding` is among them: each side's framing is written anew. `Trailer` is
+/// not: it describes the message.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHORIZATION,
+    header::PROXY_AUTHENTICATE,
+    PROXY_AUTHENTICATION_INFO,
+];
+
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
+    headers.get_all(name).into_iter().flat_map(|value| value.as_bytes().split(|c| *c == b',')).map(<[u8]>::trim_ascii)
+}
+
+fn is_ours(name: &str) -> bool {
+    let starts = |prefix: &str| name.len() >= prefix.len() && name.as_bytes()[..prefix.len()] == *prefix.as_bytes();
+    starts("x-lanemesh-") || starts("x_lanemesh_") || starts("x-lanemesh_") || starts("x_lanemesh-")
+}
+
+/// Removes what `Connection` nominates; refuses when `protected` holds one of the names.
+fn strip_nominated(headers: &mut HeaderMap, protected: impl Fn(&HeaderName) -> bool) -> Result<(), Reason> {
+    let plain = |token: &[u8]| {
+        token.is_empty()
+            || [b"close".as_slice(), b"keep-alive", b"te", b"upgrade"].iter().any(|t| token.eq_ignore_ascii_case(t))
+    };
+    // Nearly always there is nothing beyond `close` and `keep-alive`: no allocation then.
+    if tokens(headers, &header::CONNECTION).all(plain) {
+        return Ok(());
+    }
+    let nominated: Vec<HeaderName> = tokens(headers, &header::CONNECTION)
+        .filter(|token| !plain(token))
+        .filter_map(|token| HeaderName::from_bytes(token).ok())
+        .collect();
+    if nominated.iter().any(protected) {
+        return Err(Reason::BadConnectionHeader);
+    }
+    for name in &nominated {
+        headers.remove(name);
+    }
+    Ok(())
+}
+
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+fn strip_ours(headers: &mut HeaderMap) {
+    if headers.keys().any(|name| is_ours(name.as_str())) {
+        let ours: Vec<HeaderName> = headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
+        for name in &ours {
+            headers.remove(name);
+        }
+    }
+}
+
+/// What the request's headers said before they were cleaned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cleaned {
+    /// Sidecars that it has passed.
+    pub(super) hops: u32,
+}
+
+/// Cleans a request's headers. `lane_header` goes as well: whether it is honoured is decided before.
+pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -> Result<Cleaned, Reason> {
+    let hops = headers.get(X_HOPS).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
+    let protected = |name: &HeaderName| {
+        [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
+            || name == lane_header
+            || is_ours(name.as_str())
+    };
+    strip_nominated(headers, protected)?;
+    let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case(b"trailers"));
+    strip_hop_by_hop(headers);
+    strip_ours(headers);
+    headers.remove(lane_header);
+    if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+    }
+    Ok(Cleaned { hops })
+}
+
+/// What the proxy tells an instance: the same for every try.
+pub(super) fn add_common(headers: &mut HeaderMap, client: IpAddr, hops: u32) {
+    headers.insert(X_HOPS, HeaderValue::from(hops + 1));
+    if !headers.contains_key(X_FORWARDED_PROTO) {
+        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    }
+    let client = if client.is_loopback() && client.is_ipv4() && !headers.contains_key(X_FORWARDED_FOR) {
+        Ok(HeaderValue::from_static("127.0.0.1"))
+    } else {
+        let before: Vec<String> = headers
+            .get_all(X_FORWARDED_FOR)
+            .iter()
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+            .chain([client.to_string()])
+            .collect();
+        HeaderValue::from_str(&before.join(", "))
+    };
+    if let Ok(value) = client {
+        headers.insert(X_FORWARDED_FOR, value);
+    }
+}
+
+/// Names of the mesh are valid header values: letters, digits and a few signs.
+pub(super) fn name_value(name: &str) -> HeaderValue {
+    HeaderValue::from_str(name).unwrap_or_else(|_| HeaderValue::from_static("other"))
+}
+
+/// Cleans a response's headers.
+pub(super) fn clean_response(headers: &mut HeaderMap) {
+    // What an upstream nominates by mistake (its own Content-Length) is kept; the rest goes.
+    let framing = |name: &HeaderName| [header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name);
+    // On refusal nothing was removed: the response is passed on with its framing whole.
+    let _ = strip_nominated(headers, framing);
+    strip_hop_by_hop(headers);
+    strip_ours(headers);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(lines: &[(&str, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            map.append(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap());
+        }
+        map
+    }
+
+    fn lane() -> HeaderName {
+        HeaderName::from_static("x-lane")
+    }
+
+    #[test]
+    fn hop_by_hop_nominated_and_mesh_headers_go() {
+        let mut headers = map(&[
+            ("host", "orders"),
+            ("connection", "keep-alive, X-Secret"),
+            ("connection", "x-other"),
+            ("x-secret", "1"),
+            ("x-other", "2"),
+            ("keep-alive", "timeout=5"),
+            ("proxy-connection", "keep-alive"),
+            ("proxy-authorization", "x"),
+            ("te", "gzip, trailers"),
+            ("upgrade", "websocket"),
+            ("x-lanemesh-lane", "canary"),
+            ("x_lanemesh_lane", "canary"),
+            ("x-lane", "canary"),
+            ("x-kept", "3"),
+        ]);
+        let cleaned = clean_request(&mut headers, &lane()).unwrap();
+        assert_eq!(cleaned.hops, 0);
+        let names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names.len(), 4, "{names:?}");
+        assert_eq!((&headers["host"], &headers["x-kept"]), (&"orders".parse().unwrap(), &"3".parse().unwrap()));
+        assert_eq!((&headers["te"], &headers["connection"]), (&"trailers".parse().unwrap(), &"te".parse().unwrap()));
+    }
+
+    #[test]
+    fn nominations_that_would_break_the_proxy_are_refused() {
+        for name in ["Host", "content-length", "Transfer-Encoding", "x-lanemesh-lane", "X-Lane"] {
+            let mut headers = map(&[("connection", &format!("close, {name}"))]);
+            assert_eq!(clean_request(&mut headers, &lane()), Err(Reason::BadConnectionHeader), "{name}");
+        }
+    }
+
+    #[test]
+    fn forwarded_for_is_continued() {
+        let mut headers = map(&[("x-forwarded-for", "10.0.0.1")]);
+        add_common(&mut headers, "127.0.0.1".parse().unwrap(), 2);
+        assert_eq!(headers["x-forwarded-for"], "10.0.0.1, 127.0.0.1");
+        assert_eq!(headers["x-lanemesh-hops"], "3");
+    }
+
+    #[test]
+    fn a_response_cannot_forge_the_decision() {
+        let mut headers = map(&[
+            ("connection", "X-Up"),
+            ("x-up", "1"),
+            ("x-lanemesh-instance", "evil"),
+            ("transfer-encoding", "chunked"),
+            ("content-type", "text/plain"),
+        ]);
+        clean_response(&mut headers);
+        assert_eq!(headers.len(), 1);
+    }
+}

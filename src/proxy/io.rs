@@ -1,0 +1,157 @@
+//! Sockets as hyper sees them: shared inside one thread, so that others can look at a socket that hyper holds.
+//!
+//! Needed twice: before a pooled connection carries a request that must not be repeated, its socket is asked whether the
+//! other end has closed (hyper only knows what the last poll saw); and a client's bytes pass the [`Follower`].
+
+use std::{
+    cell::{Cell, RefCell},
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, ready},
+};
+
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use super::framing::Follower;
+use crate::{telemetry::Clock, types::Mono};
+
+/// A socket that hyper holds and others may look at, on one thread.
+#[derive(Debug, Clone)]
+pub(super) struct Socket(Rc<RefCell<TcpStream>>);
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self(Rc::new(RefCell::new(stream)))
+    }
+
+    /// Whether the other end has closed, reset, or sent something unasked. One system call.
+    pub(super) fn spent(&self) -> bool {
+        let stream = self.0.borrow();
+        let mut byte = [MaybeUninit::uninit()];
+        match SockRef::from(&*stream).peek(&mut byte) {
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(_) => true,
+        }
+    }
+
+    /// Whether the other end has reset the connection (a mere end of its sending does not count).
+    pub(super) fn reset(&self) -> bool {
+        matches!(SockRef::from(&*self.0.borrow()).take_error(), Ok(Some(_)) | Err(_))
+    }
+
+    /// Writes what fits, for last words on a connection that is closed next.
+    pub(super) fn last_words(&self, text: &str) {
+        // Nothing is owed to a client that does not take them.
+        let _ = self.0.borrow().try_write(text.as_bytes());
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0.borrow_mut()).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.0.borrow_mut()).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0.borrow_mut()).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.0.borrow_mut()).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.borrow().is_write_vectored()
+    }
+}
+
+/// What is known of a client connection from its bytes.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub(super) follower: RefCell<Follower>,
+    /// When the present head began, or the last bytes came.
+    pub(super) since: Cell<Mono>,
+    /// Since when the client takes no bytes, if it does not.
+    pub(super) blocked: Cell<Option<Mono>>,
+}
+
+/// A client's socket: every byte read passes the follower.
+#[derive(Debug)]
+pub(super) struct ClientIo {
+    pub(super) socket: Socket,
+    pub(super) wire: Rc<Wire>,
+    pub(super) clock: Clock,
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
+        let mut follower = self.wire.follower.borrow_mut();
+        // A head's time runs from its first byte, so later bytes of it don't move the mark.
+        if !follower.in_head() {
+            self.wire.since.set(self.clock.mono());
+        }
+        follower.feed(&buf.filled()[before..]);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl ClientIo {
+    fn note(&self, blocked: bool) {
+        match (blocked, self.wire.blocked.get()) {
+            (true, None) => self.wire.blocked.set(Some(self.clock.mono())),
+            (false, Some(_)) => self.wire.blocked.set(None),
+            _ => {}
+        }
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.note(written.is_pending());
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
+        self.note(written.is_pending());
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+}

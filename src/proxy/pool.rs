@@ -1,0 +1,228 @@
+//! Connections to instances: one pool per data thread, so that taking and giving back needs no lock (REQUIREMENTS P4).
+//!
+//! Last in, first out: few connections stay warm and the rest age out. A connection is offered again only when hyper says that it
+//! is ready; for a request that must not be repeated, the socket itself is asked as well, since an application closes idle
+//! connections at times of its own choosing. A stale connection is never the client's error and never the instance's fault.
+
+use std::{
+    cell::RefCell,
+    io,
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use rustc_hash::FxHashMap;
+use tokio::{net::TcpStream, task::spawn_local, time::timeout_at};
+
+use super::{body::RequestBody, io::Socket};
+use crate::{
+    routing::{InFlight, InstanceCell, InstanceEntry},
+    telemetry::{Clock, Metrics},
+    types::Mono,
+};
+
+/// Idle connections kept per instance and thread.
+const MOST_IDLE: usize = 256;
+/// Largest response head.
+const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+
+/// One connection to an instance.
+pub(super) struct Link {
+    pub(super) sender: SendRequest<RequestBody>,
+    socket: Socket,
+    /// When it was last given back.
+    since: Mono,
+    /// Whether it has carried a request before.
+    pub(super) reused: bool,
+    /// Of the address that it leads to.
+    epoch: u32,
+}
+
+struct Entry {
+    /// Held so that the address of the cell stays this instance's key.
+    cell: Arc<InstanceCell>,
+    host: String,
+    port: u16,
+    epoch: u32,
+    idle: Vec<Link>,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum ConnectFault {
+    /// It leads back to this sidecar.
+    OwnAddress(SocketAddr),
+    /// Refused, unreachable, unresolvable or too slow.
+    Failed(io::Error),
+}
+
+/// The pool of one data thread.
+pub(super) struct Pool {
+    entries: RefCell<FxHashMap<usize, Entry>>,
+    idle_limit: Duration,
+    clock: Clock,
+    /// This sidecar's own listeners.
+    own: Vec<SocketAddr>,
+    metrics: Arc<Metrics>,
+}
+
+fn key(cell: &Arc<InstanceCell>) -> usize {
+    Arc::as_ptr(cell) as usize
+}
+
+impl Pool {
+    pub(super) fn new(idle_limit: Duration, own: Vec<SocketAddr>, clock: Clock, metrics: Arc<Metrics>) -> Self {
+        Self { entries: RefCell::default(), idle_limit, clock, own, metrics }
+    }
+
+    /// A connection that is ready; `careful` asks the socket itself.
+    pub(super) fn take(&self, instance: &InstanceEntry, careful: bool) -> Option<Link> {
+        let mut entries = self.entries.borrow_mut();
+        let entry = entries.get_mut(&key(&instance.cell))?;
+        if entry.host != instance.record.host || entry.port != instance.record.port {
+            entry.host.clone_from(&instance.record.host);
+            entry.port = instance.record.port;
+            entry.epoch += 1;
+            entry.idle.clear();
+            return None;
+        }
+        let now = self.clock.mono();
+        let mut at = entry.idle.len();
+        while at > 0 {
+            at -= 1;
+            let link = &entry.idle[at];
+            if link.sender.is_closed() || now.since(link.since) > self.idle_limit {
+                entry.idle.swap_remove(at);
+            } else if link.sender.is_ready() {
+                let link = entry.idle.remove(at);
+                if careful && link.socket.spent() {
+                    self.metrics.upstream_stale.inc();
+                    continue;
+                }
+                self.metrics.upstream_reused.inc();
+                return Some(link);
+            }
+        }
+        None
+    }
+
+    /// Opens a connection, at the latest by `until`.
+    pub(super) async fn open(&self, instance: &InstanceEntry, until: Mono) -> Result<Link, ConnectFault> {
+        let deadline = self.clock.instant(until).into();
+        let opened = match timeout_at(deadline, self.dial(instance)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(ConnectFault::Failed(io::ErrorKind::TimedOut.into())),
+        };
+        match opened {
+            Ok(link) => {
+                self.metrics.upstream_opened.inc();
+                Ok(link)
+            }
+            Err(fault) => {
+                self.metrics.upstream_connect_failed.inc();
+                Err(fault)
+            }
+        }
+    }
+
+    async fn dial(&self, instance: &InstanceEntry) -> Result<Link, ConnectFault> {
+        let stream = self.connect(&instance.record.host, instance.record.port).await?;
+        // Small requests must not wait for an acknowledgement of the one before.
+        let _ = stream.set_nodelay(true);
+        let socket = Socket::new(stream);
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(MAX_RESPONSE_HEAD)
+            .handshake(TokioIo::new(socket.clone()))
+            .await
+            .map_err(|error| ConnectFault::Failed(io::Error::other(error)))?;
+        spawn_local(async move {
+            // Whoever waits for a response hears of the error there.
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "connection to an instance ended");
+            }
+        });
+        let mut entries = self.entries.borrow_mut();
+        let entry = entries.entry(key(&instance.cell)).or_insert_with(|| Entry {
+            cell: instance.cell.clone(),
+            host: instance.record.host.clone(),
+            port: instance.record.port,
+            epoch: 0,
+            idle: Vec::new(),
+        });
+        Ok(Link { sender, socket, since: Mono::ZERO, reused: false, epoch: entry.epoch })
+    }
+
+    async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, ConnectFault> {
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            let addr = SocketAddr::new(ip, port);
+            self.check(addr)?;
+            return TcpStream::connect(addr).await.map_err(ConnectFault::Failed);
+        }
+        let found = tokio::net::lookup_host((host, port)).await.map_err(ConnectFault::Failed)?;
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name resolves to no address");
+        for addr in found {
+            self.check(addr)?;
+            match TcpStream::connect(addr).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(ConnectFault::Failed(last))
+    }
+
+    fn check(&self, addr: SocketAddr) -> Result<(), ConnectFault> {
+        let same = |own: &SocketAddr| {
+            let ip = addr.ip().to_canonical();
+            own.port() == addr.port()
+                && (own.ip() == ip || own.ip().is_unspecified() && ip.is_loopback() || ip.is_unspecified())
+        };
+        if self.own.iter().any(same) { Err(ConnectFault::OwnAddress(addr)) } else { Ok(()) }
+    }
+
+    fn give_back(&self, key: usize, mut link: Link) {
+        if link.sender.is_closed() {
+            return;
+        }
+        let mut entries = self.entries.borrow_mut();
+        let Some(entry) = entries.get_mut(&key).filter(|entry| entry.epoch == link.epoch) else { return };
+        if entry.idle.len() < MOST_IDLE {
+            link.since = self.clock.mono();
+            link.reused = true;
+            entry.idle.push(link);
+        }
+    }
+
+    /// Closes what has been idle too long, and forgets instances that nobody knows any more. Call it about once a second.
+    pub(super) fn sweep(&self) {
+        let now = self.clock.mono();
+        self.entries.borrow_mut().retain(|_, entry| {
+            entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since) <= self.idle_limit);
+            // The pool's own handle is the last one: no snapshot holds the instance.
+            Arc::strong_count(&entry.cell) > 1
+        });
+    }
+}
+
+/// A connection in use; goes back when its response was read to the end, and is closed when it is dropped before.
+pub(super) struct Lease {
+    pool: Rc<Pool>,
+    key: usize,
+    pub(super) link: Link,
+    /// Counts the request as in flight at its instance.
+    _in_flight: InFlight,
+}
+
+impl Lease {
+    pub(super) fn new(pool: Rc<Pool>, instance: &InstanceEntry, link: Link) -> Self {
+        Self { pool, key: key(&instance.cell), link, _in_flight: instance.cell.enter() }
+    }
+
+    pub(super) fn give_back(self) {
+        let Self { pool, key, link, .. } = self;
+        pool.give_back(key, link);
+    }
+}

@@ -1,0 +1,420 @@
+//! Threads and listeners. Every data thread has its own runtime and its own socket on every port.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, hash_map::RandomState},
+    hash::BuildHasher,
+    io,
+    net::SocketAddr,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use arc_swap::{ArcSwap, cache::Cache};
+use http::HeaderName;
+use rustc_hash::FxHashMap;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{
+    net::TcpListener,
+    task::{LocalSet, spawn_local},
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Reason, client::Client, client::serve, pool::Pool, view::View};
+use crate::{
+    config::{AccessLog, Proxy, ServiceRule},
+    routing::Snapshot,
+    telemetry::{AccessLogger, AccessSink, Clock, Metrics},
+    types::{Mono, ServiceName},
+};
+
+/// What the proxy needs to start.
+#[derive(Debug, Clone)]
+pub struct ProxyConfig {
+    /// Ports, limits, time limits.
+    pub proxy: Proxy,
+    /// This sidecar's rules by service.
+    pub services: BTreeMap<ServiceName, ServiceRule>,
+    /// Access log.
+    pub access_log: AccessLog,
+    /// Other listeners of this sidecar (admin): an instance with one of these addresses is refused.
+    pub own: Vec<SocketAddr>,
+}
+
+/// Why the proxy could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartFault {
+    /// A port could not be bound.
+    #[error("cannot listen on {addr} ({what}): {error}; is another process (or another lanemesh) using it?")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// `proxy.bind`, or the service of a dedicated port.
+        what: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The configured lane header is no header name.
+    #[error("proxy.lane_header `{0}` is not a header name; write one like `x-lane`")]
+    LaneHeader(String),
+    /// The access log cannot be written.
+    #[error("{0}")]
+    AccessLog(io::Error),
+    /// A thread or its runtime could not be made.
+    #[error("cannot start a data-path thread: {0}")]
+    Thread(io::Error),
+}
+
+/// What all data threads share: read by requests, written rarely.
+#[derive(Debug, Default)]
+struct Shared {
+    draining: AtomicBool,
+    connections: AtomicUsize,
+    in_flight: AtomicUsize,
+    requests: AtomicUsize,
+}
+
+/// The running proxy.
+#[derive(Debug)]
+pub struct Running {
+    addr: SocketAddr,
+    ports: BTreeMap<ServiceName, SocketAddr>,
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+    threads: Vec<JoinHandle<()>>,
+    access: AccessLogger,
+}
+
+impl Running {
+    /// The bound address of the shared port.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The bound dedicated ports.
+    pub fn ports(&self) -> &BTreeMap<ServiceName, SocketAddr> {
+        &self.ports
+    }
+
+    /// From now on every response asks the client to close its connection; nothing is refused.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Relaxed);
+    }
+
+    /// Requests in flight, response bodies included.
+    pub fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Relaxed)
+    }
+
+    /// Requests begun since the start; wraps around.
+    pub fn requests(&self) -> usize {
+        self.shared.requests.load(Relaxed)
+    }
+
+    /// Open client connections.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Relaxed)
+    }
+
+    /// Stops accepting, gives requests in flight up to a quarter of a second (the caller has drained before), and ends the
+    /// threads; returns when they have ended and the access log is written. Blocks.
+    pub fn stop(self) {
+        self.stop.cancel();
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("a data-path thread had panicked; its connections were lost");
+            }
+        }
+        self.access.finish();
+    }
+}
+
+/// One thread's listeners, before they belong to its runtime.
+type Listeners = Vec<(std::net::TcpListener, Option<Arc<str>>)>;
+
+/// Binds every port and starts the threads. Port 0 lets the system choose; [`Running`] says what was bound.
+pub fn start(
+    config: ProxyConfig,
+    snapshots: Arc<ArcSwap<Snapshot>>,
+    metrics: Arc<Metrics>,
+    clock: Clock,
+) -> Result<Running, StartFault> {
+    let lane_header = HeaderName::from_bytes(config.proxy.lane_header.as_bytes())
+        .map_err(|_| StartFault::LaneHeader(config.proxy.lane_header.clone()))?;
+    let workers = config.proxy.workers.max(1);
+    let mut listeners: Vec<Listeners> = (0..workers).map(|_| Vec::new()).collect();
+    let addr = bind_all(config.proxy.bind, "proxy.bind", None, &mut listeners)?;
+    let mut ports = BTreeMap::new();
+    for (service, wanted) in &config.proxy.ports {
+        let dedicated = Some(Arc::from(service.as_str()));
+        let bound = bind_all(*wanted, &format!("port of service `{service}`"), dedicated, &mut listeners)?;
+        ports.insert(service.clone(), bound);
+    }
+    let dropped = metrics.access_log_dropped.clone();
+    let (access, sink) = AccessLogger::start(&config.access_log, dropped).map_err(StartFault::AccessLog)?;
+    let own = config.own.iter().copied().chain([addr]).chain(ports.values().copied()).collect();
+    let seed = Seed { config: Arc::new(config), lane_header, snapshots, metrics, clock, sink, own };
+    let shared = Arc::new(Shared::default());
+    let stop = CancellationToken::new();
+    let mut threads = Vec::new();
+    for (index, listeners) in listeners.into_iter().enumerate() {
+        let (seed, shared, stop) = (seed.clone(), shared.clone(), stop.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartFault::Thread)?;
+        let thread = thread::Builder::new().name(format!("proxy-{index}")).spawn(move || {
+            LocalSet::new().block_on(&runtime, run(index, seed, shared, listeners, stop));
+        });
+        threads.push(thread.map_err(StartFault::Thread)?);
+    }
+    Ok(Running { addr, ports, shared, stop, threads, access })
+}
+
+/// Binds one port once per thread; the first bind decides what port 0 means.
+fn bind_all(
+    wanted: SocketAddr,
+    what: &str,
+    dedicated: Option<Arc<str>>,
+    listeners: &mut [Listeners],
+) -> Result<SocketAddr, StartFault> {
+    let mut addr = wanted;
+    for (index, of_thread) in listeners.iter_mut().enumerate() {
+        let bound = bind(addr, index == 0).and_then(|listener| Ok((listener.local_addr()?, listener)));
+        let (bound, listener) =
+            bound.map_err(|error| StartFault::Bind { addr: wanted, what: what.to_owned(), error })?;
+        addr = bound;
+        of_thread.push((listener, dedicated.clone()));
+    }
+    Ok(addr)
+}
+
+/// `SO_REUSEPORT` would let a second lanemesh share the port in silence, so the first socket is bound without it to see
+/// whether the port is free.
+fn bind(addr: SocketAddr, first: bool) -> io::Result<std::net::TcpListener> {
+    let open = || {
+        let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        if addr.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        io::Result::Ok(socket)
+    };
+    if first && addr.port() != 0 {
+        open()?.bind(&addr.into())?;
+    }
+    let socket = open()?;
+    socket.set_reuse_port(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// What a thread is made of.
+#[derive(Clone)]
+struct Seed {
+    config: Arc<ProxyConfig>,
+    lane_header: HeaderName,
+    snapshots: Arc<ArcSwap<Snapshot>>,
+    metrics: Arc<Metrics>,
+    clock: Clock,
+    sink: AccessSink,
+    own: Vec<SocketAddr>,
+}
+
+/// One data thread, as its connections and requests see it.
+pub(super) struct Worker {
+    pub(super) config: Proxy,
+    pub(super) rules: BTreeMap<ServiceName, ServiceRule>,
+    pub(super) lane_header: HeaderName,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) clock: Clock,
+    pub(super) access: AccessSink,
+    pub(super) pool: Rc<Pool>,
+    snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
+    view: RefCell<Rc<View>>,
+    random: Cell<u64>,
+    clients: RefCell<FxHashMap<u64, Rc<Client>>>,
+    next_client: Cell<u64>,
+    shared: Arc<Shared>,
+}
+
+impl Worker {
+    fn new(seed: Seed, shared: Arc<Shared>) -> Self {
+        let Seed { config, lane_header, snapshots, metrics, clock, sink, own } = seed;
+        let pool = Rc::new(Pool::new(config.proxy.timeouts.pool_idle, own, clock, metrics.clone()));
+        let view = RefCell::new(Rc::new(View::new(snapshots.load_full())));
+        Self {
+            config: config.proxy.clone(),
+            rules: config.services.clone(),
+            lane_header,
+            metrics,
+            clock,
+            access: sink,
+            pool,
+            snapshots: RefCell::new(Cache::new(snapshots)),
+            view,
+            random: Cell::new(RandomState::new().hash_one(0)),
+            clients: RefCell::default(),
+            next_client: Cell::new(0),
+            shared,
+        }
+    }
+
+    /// The routing view in force.
+    pub(super) fn view(&self) -> Rc<View> {
+        let mut cache = self.snapshots.borrow_mut();
+        let snapshot = cache.load();
+        let mut view = self.view.borrow_mut();
+        if !Arc::ptr_eq(snapshot, &view.snapshot) {
+            *view = Rc::new(View::new(snapshot.clone()));
+        }
+        view.clone()
+    }
+
+    /// A random number (SplitMix64, Steele et al. 2014); good enough for sampling and for requests without a key.
+    pub(super) fn random(&self) -> u64 {
+        let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random.set(state);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(super) fn draining(&self) -> bool {
+        self.shared.draining.load(Relaxed)
+    }
+
+    pub(super) fn request_began(&self) {
+        self.shared.in_flight.fetch_add(1, Relaxed);
+        self.shared.requests.fetch_add(1, Relaxed);
+        self.metrics.in_flight.inc();
+    }
+
+    pub(super) fn request_ended(&self) {
+        self.shared.in_flight.fetch_sub(1, Relaxed);
+        self.metrics.in_flight.dec();
+    }
+
+    /// Lets the sweep see a connection until the guard is dropped.
+    pub(super) fn register(self: &Rc<Self>, client: &Rc<Client>) -> Registered {
+        let id = self.next_client.replace(self.next_client.get() + 1);
+        self.clients.borrow_mut().insert(id, client.clone());
+        Registered { worker: self.clone(), id }
+    }
+
+    fn sweep(&self, now: Mono) {
+        self.pool.sweep();
+        for client in self.clients.borrow().values() {
+            client.sweep(self, now);
+        }
+    }
+}
+
+/// One counted, registered client connection.
+pub(super) struct Registered {
+    worker: Rc<Worker>,
+    id: u64,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.worker.clients.borrow_mut().remove(&self.id);
+        self.worker.shared.connections.fetch_sub(1, Relaxed);
+        self.worker.metrics.client_connections.dec();
+    }
+}
+
+/// One thread's life.
+async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners, stop: CancellationToken) {
+    let worker = Rc::new(Worker::new(seed, shared));
+    for (listener, dedicated) in listeners {
+        match TcpListener::from_std(listener) {
+            Ok(listener) => drop(spawn_local(accept(worker.clone(), listener, dedicated, stop.clone()))),
+            Err(error) => tracing::error!(%error, "a listener is lost: this data thread does not serve its port"),
+        }
+    }
+    let mut ticks = interval(SWEEP);
+    let mut count = 0_u32;
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !stop.is_cancelled() {
+        tokio::select! {
+            _ = ticks.tick() => {
+                let now = worker.clock.mono();
+                worker.sweep(now);
+                count = count.wrapping_add(1);
+                if index == 0 && count % RETIRE_EVERY == 0 {
+                    worker.metrics.retire(&worker.view().snapshot, now);
+                }
+            }
+            () = stop.cancelled() => {}
+        }
+    }
+    for client in worker.clients.borrow().values() {
+        client.finish();
+    }
+    let emptied = async {
+        while !worker.clients.borrow().is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // Whoever is left is cut off: the caller has waited for requests in flight already.
+    let _ = timeout(LAST_WAIT, emptied).await;
+}
+
+async fn accept(worker: Rc<Worker>, listener: TcpListener, dedicated: Option<Arc<str>>, stop: CancellationToken) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                // Counted before the connection's task runs; `Registered` counts down.
+                let before = worker.shared.connections.fetch_add(1, Relaxed);
+                worker.metrics.client_connections.inc();
+                if before >= worker.config.max_connections {
+                    refuse(&worker, &stream);
+                } else {
+                    spawn_local(serve(worker.clone(), stream, address, dedicated.clone()));
+                }
+            }
+            Err(error) => {
+                // Out of files, most likely: waiting lets connections end, spinning would not.
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Says why, and closes; costs no task and no buffer.
+fn refuse(worker: &Worker, stream: &tokio::net::TcpStream) {
+    worker.shared.connections.fetch_sub(1, Relaxed);
+    worker.metrics.client_connections.dec();
+    worker.metrics.client_connections_refused.inc();
+    let reason = Reason::TooManyConnections;
+    worker.metrics.proxy_error(reason.name());
+    let body = format!("lanemesh: {}\ncure: {}\nreason: {}\n", reason.what(), reason.cure(), reason.name());
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n\
+         content-length: {}\r\nx-lanemesh-error: {}\r\n\r\n",
+        body.len(),
+        reason.name()
+    );
+    // Nothing is owed to a client that does not take it at once.
+    let _ = stream.try_write((head + &body).as_bytes());
+}
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// How often a thread looks at its connections' clocks. A reset of a waiting client is noticed within this time.
+const SWEEP: Duration = Duration::from_millis(500);
+/// For requests in flight at the very end.
+const LAST_WAIT: Duration = Duration::from_millis(250);
+/// Series of departed instances are looked for every so many sweeps (10 s).
+const RETIRE_EVERY: u32 = 20;
