@@ -208,6 +208,7 @@ impl Fake {
                 drop(back.send(policy));
             }
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
+            Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
                 told.note("leave".into());
                 let _ = back.send(());
