@@ -23,13 +23,12 @@ pub(super) async fn everywhere(
     request: Request,
     next: Next,
 ) -> Response {
+    let order = !request.method().is_safe();
     let mut response = match admit(&state, terms.bound, &request) {
         Err(problem) => problem.into_response(),
         Ok(()) => match timeout(terms.deadline, next.run(request)).await {
             Ok(response) => response,
-            Err(_) => Problem::new(StatusCode::GATEWAY_TIMEOUT, "no answer in time")
-                .cure("the sidecar is overloaded or stuck: see its log and /metrics")
-                .into_response(),
+            Err(_) => late(order).into_response(),
         },
     };
     for (name, value) in [
@@ -40,6 +39,14 @@ pub(super) async fn everywhere(
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
+}
+
+fn late(order: bool) -> Problem {
+    let cure = match order {
+        true => "the order may still be carried out: look before repeating it",
+        false => "the sidecar is overloaded or stuck: see its log and /metrics",
+    };
+    Problem::new(StatusCode::GATEWAY_TIMEOUT, "no answer in time").cure(cure)
 }
 
 /// Orders: JSON, and the token. In this order, so that a cross-site form learns nothing about the token.
@@ -140,7 +147,8 @@ fn has_token(state: &AdminState, headers: &HeaderMap) -> bool {
 
 fn missing_token() -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "the write token is missing or wrong").cure(
-        "send `authorization: Bearer <token>`; the token is in the sidecar's data directory, in `admin.token`, readable by its owner",
+        "send `authorization: Bearer <token>`; the token is in the sidecar's data directory, in `admin.token`, readable by \
+         its owner",
     )
 }
 

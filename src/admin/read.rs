@@ -167,8 +167,13 @@ pub(super) async fn route(
 
 /// `GET /v1/ring/{service}`: how the keys spread over the instances of each lane.
 pub(super) async fn ring(State(state): State<AdminState>, Path(service): Path<String>) -> Answer<RingReport> {
-    let snapshot = state.handle.snapshot();
-    Ok(Json(RingReport::of(known(&snapshot, &service)?)))
+    // Sampling keys takes some milliseconds, too long for the thread that gossip may be waiting for.
+    let report = move || {
+        let snapshot = state.handle.snapshot();
+        known(&snapshot, &service).map(|view| Json(RingReport::of(view)))
+    };
+    let failed = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the report could not be made");
+    tokio::task::spawn_blocking(report).await.map_err(failed)?
 }
 
 /// Names that are no names get 400.

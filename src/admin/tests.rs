@@ -122,7 +122,7 @@ async fn questions_are_answered_in_json() {
     assert_eq!(admin.get("/v1/instances?lane=canary").await.json()[0]["record"]["id"], "n2");
     assert_eq!(admin.get("/v1/instances?service=other").await.json().as_array().unwrap().len(), 0);
     assert_eq!(admin.get("/v1/instances/n1").await.json()["record"]["lane"], "stable");
-    assert_eq!(admin.get("/v1/policies").await.body, "[]");
+    assert_eq!(admin.get("/v1/policies").await.json()[0]["policy"]["reason"], "try v2");
     assert_eq!(admin.get("/health").await.json()["status"], "alive");
     let metrics = admin.get("/metrics").await;
     assert!(metrics.body == "# EOF\n" && metrics.head.contains("content-type: application/openmetrics-text"));
@@ -134,15 +134,42 @@ async fn questions_are_answered_in_json() {
 async fn what_is_not_there_says_what_is() {
     let admin = started().await;
     admin.get("/v1/instances/n9").await.refused(404, "no instance `n9`");
-    admin.get("/v1/policies/orders").await.refused(404, "everybody goes to stable");
+    admin.get("/v1/policies/cart").await.refused(404, "everybody goes to stable");
     let unknown = admin.get("/v1/route/nosuch?key=u1").await;
     unknown.refused(404, "no service `nosuch`");
-    assert!(unknown.json()["cure"].as_str().unwrap().contains("no service is known here yet"));
+    assert_eq!(unknown.json()["cure"], "known services: orders");
     admin.get("/v1/ring/nosuch").await.refused(404, "no service `nosuch`");
     admin.get("/v2/members").await.refused(404, "`/v2/members`");
     admin.get("/v1/members?state=sleepy").await.refused(400, "alive, doubtful, down and left");
     admin.get("/v1/members?stat=down").await.refused(400, "stat");
     admin.get("/v1/instances/N%201").await.refused(400, "instance id");
+}
+
+#[tokio::test]
+async fn services_and_routes_are_read_from_the_snapshot_in_force() {
+    let admin = started().await;
+    let service = admin.get("/v1/services").await.json()[0].clone();
+    assert_eq!((&service["candidates"], &service["instances"]), (&1.into(), &2.into()));
+    assert_eq!(service["lanes"]["canary"], serde_json::json!({ "instances": 1, "candidates": 0, "size": 500 }));
+    let listed = admin.get("/v1/route/orders?key=u1").await.json();
+    assert_eq!(
+        (&listed["lane"], &listed["lane_reason"]),
+        (&"canary".into(), &"allow-list".into()),
+        "the key is the subject"
+    );
+    assert_eq!(listed["instance"]["id"], "n1", "the only canary is drained, GET falls back");
+    assert_eq!(listed["excluded"][0]["why"], "draining");
+    let post = admin.get("/v1/route/orders?key=u1&method=post").await.json();
+    assert!(post["instance"].is_null(), "other methods fail: {post}");
+    let other = admin.get("/v1/route/orders?key=u1&subject=nobody-listed").await.json();
+    assert_eq!((&other["route_key"], &other["lane"]), (&"u1".into(), &"stable".into()));
+    let anonymous = admin.get("/v1/route/orders?key=k&subject=").await.json();
+    assert_eq!((&anonymous["subject"], &anonymous["lane_reason"]), (&serde_json::Value::Null, &"anonymous".into()));
+    let lane = admin.get("/v1/route/orders?key=u1&lane=canary").await.json();
+    assert_eq!(lane["lane_reason"], "explicit");
+    assert_eq!(admin.get("/v1/route/orders?key=%F0%9F%A6%80%26").await.json()["subject"], "🦀&");
+    assert_eq!(admin.get("/v1/ring/orders").await.json()["lanes"][1]["instances"][0]["points"], 256);
+    admin.get("/v1/route/orders?kye=u1").await.refused(400, "kye");
 }
 
 #[tokio::test]
@@ -262,7 +289,7 @@ async fn the_agents_refusals_keep_their_reason() {
     admin.order("PATCH", "/v1/instances/n9", r#"{"weight":1}"#).await.refused(404, "n9");
     admin.order("DELETE", "/v1/instances/n9", "").await.refused(404, "n9");
     admin.order("POST", "/v1/drain", r#"{"min_ready":1}"#).await.refused(422, "1 are wanted");
-    admin.order("POST", "/v1/rollback/orders", "{}").await.refused(404, "no policy to roll back");
+    admin.order("POST", "/v1/rollback/cart", "{}").await.refused(404, "no policy to roll back");
     let long = format!(r#"{{"reason":"{}"}}"#, "x".repeat(513));
     admin.order("POST", "/v1/drain", &long).await.refused(422, "`reason` has 513 bytes");
 }

@@ -46,7 +46,8 @@ pub enum TokenError {
     },
     /// Others than the owner may read it.
     #[error(
-        "`{path}` is open to others (mode {mode:04o}): whoever reads it may change this sidecar. Close it with `chmod 600 {path}`, or remove it: a new token is made at the next start"
+        "`{path}` is open to others (mode {mode:04o}): whoever reads it may change this sidecar. Close it with \
+         `chmod 600 {path}`, or remove it: a new token is made at the next start"
     )]
     OpenToOthers {
         /// The file.

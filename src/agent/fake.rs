@@ -12,10 +12,10 @@ use super::{
     CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyChange, PolicyInfo, handle::Ask,
 };
 use crate::{
-    routing::Snapshot,
+    routing::{Builder, Candidate, CandidateTable, Locality, Snapshot},
     types::{
-        Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, NodeId, PolicyVersion,
-        ServiceName, Wall,
+        Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId,
+        PolicyVersion, ServiceName, Wall,
     },
 };
 
@@ -98,6 +98,14 @@ impl Fake {
             Some(Drain { by: "ann".into(), at: Wall(1_764_475_200_000), reason: "disk \u{1b}[31m full".into() });
         drained.excluded = Some("draining".into());
         drained.local = false;
+        let instances = vec![instance("n1", "stable", "v1", 8001), drained];
+        let set = PolicyChange {
+            sizes: [(Lane::new("canary").unwrap(), 500)].into(),
+            allow: [(Lane::new("canary").unwrap(), vec!["u1".into()])].into(),
+            reason: "try v2".into(),
+            ..PolicyChange::default()
+        };
+        let policy = policy(ServiceName::new("orders").unwrap(), &set, 0);
         Self {
             members: vec![
                 member("n1", MemberState::Alive, 7001, &[]),
@@ -105,8 +113,12 @@ impl Fake {
                 member("n3", MemberState::Down, 7003, &["accused by n1", "accused by n2"]),
                 member("n4", MemberState::Left, 7004, &["said goodbye"]),
             ],
-            instances: vec![instance("n1", "stable", "v1", 8001), drained],
-            policies: Vec::new(),
+            snapshot: snapshot(&instances, &policy),
+            instances,
+            policies: vec![PolicyInfo {
+                policy,
+                shares: [(Lane::stable(), 9_490), (Lane::new("canary").unwrap(), 510)].into(),
+            }],
             info: NodeInfo {
                 node: node("n1"),
                 mesh: "demo".into(),
@@ -125,7 +137,6 @@ impl Fake {
                 snapshot: 7,
                 waiting_for: Vec::new(),
             },
-            snapshot: Arc::new(Snapshot::empty()),
             mute: false,
         }
     }
@@ -197,6 +208,7 @@ impl Fake {
                 drop(back.send(policy));
             }
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
+            Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
                 told.note("leave".into());
                 let _ = back.send(());
@@ -226,14 +238,37 @@ impl Fake {
     }
 }
 
+/// The routing view that a sidecar would have of this.
+fn snapshot(instances: &[InstanceInfo], policy: &LanePolicy) -> Arc<Snapshot> {
+    let locality = Locality {
+        env: "default".parse().unwrap(),
+        region: "default".parse().unwrap(),
+        zone: "default".parse().unwrap(),
+    };
+    let candidate = |info: &InstanceInfo| Candidate {
+        record: Arc::new(info.record.clone()),
+        owner: info.owner_state,
+        stale: info.stale,
+    };
+    let table = CandidateTable {
+        version: 7,
+        digest: 255,
+        instances: instances.iter().map(candidate).collect(),
+        policies: [(policy.service.clone(), Arc::new(policy.clone()))].into(),
+    };
+    Builder::new(locality).build(&table, Mono::ZERO).0
+}
+
 fn checked(record: &InstanceRecord) -> Result<InstanceRecord, CommandError> {
     record.check().map(|()| record.clone()).map_err(|fault| CommandError::Refused(fault.to_string()))
 }
 
 fn policy(service: ServiceName, change: &PolicyChange, epoch: u64) -> LanePolicy {
     let mut lanes: BTreeMap<Lane, LaneRule> = BTreeMap::new();
+    let mut start = 0;
     for (lane, size) in &change.sizes {
-        lanes.entry(lane.clone()).or_default().size = *size;
+        *lanes.entry(lane.clone()).or_default() = LaneRule { start, size: *size, ..LaneRule::default() };
+        start += size;
     }
     for (lane, subjects) in &change.allow {
         lanes.entry(lane.clone()).or_default().allow.extend(subjects.iter().cloned());

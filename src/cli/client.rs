@@ -223,7 +223,8 @@ pub fn with_query(path: &str, query: &[(&str, Option<&str>)]) -> String {
 fn read_token(path: &Path) -> Result<String, Failure> {
     let refused = |reason: String| {
         Failure::new(Exit::NotAllowed, format!("the write token `{}` is not readable: {reason}", path.display())).cure(
-            "run this as the user that runs the sidecar, on its machine (`sudo -u USER lanemesh ...`), or give the token by --token-file or LANEMESH_TOKEN",
+            "run this as the user that runs the sidecar, on its machine (`sudo -u USER lanemesh ...`), or give the token by \
+             --token-file or LANEMESH_TOKEN",
         )
     };
     let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
@@ -232,4 +233,87 @@ fn read_token(path: &Path) -> Result<String, Failure> {
         return Err(refused("it does not hold a token".to_owned()));
     }
     Ok(token.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    async fn failure_of(client: &Client) -> Failure {
+        client.get("/v1/members").await.unwrap_err()
+    }
+
+    #[test]
+    fn addresses_are_host_and_port() {
+        for (text, bare) in [
+            ("127.0.0.1:15000", "127.0.0.1:15000"),
+            ("http://localhost:1/", "localhost:1"),
+            ("[::1]:15000", "[::1]:15000"),
+            ("sidecar.example:15000", "sidecar.example:15000"),
+        ] {
+            assert_eq!(Client::new(text, None).unwrap().address(), bare);
+        }
+        for text in
+            ["", "localhost", "15000", ":15000", "https://a:1", "a:1/v1", "a b:1", "a:99999", "u@a:1", "a:1\r\nx"]
+        {
+            let failure = Client::new(text, None).err().unwrap_or_else(|| panic!("{text:?} was taken"));
+            assert!(failure.exit == Exit::Usage && failure.cure.unwrap().contains(DEFAULT_ADMIN), "{text}");
+        }
+    }
+
+    #[test]
+    fn queries_are_encoded() {
+        assert_eq!(encode("a-b_c.d~E9"), "a-b_c.d~E9");
+        assert_eq!(encode("a b/&=?#%ä"), "a%20b%2F%26%3D%3F%23%25%C3%A4");
+        assert_eq!(with_query("/x", &[("a", None), ("b", Some("")), ("c", Some("1 2"))]), "/x?b=&c=1%202");
+        assert_eq!(with_query("/x", &[("a", None)]), "/x");
+    }
+
+    #[tokio::test]
+    async fn nobody_there_names_the_address_and_the_cure() {
+        // Bound and dropped: nothing listens on it.
+        let addr = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+        let failure = failure_of(&Client::new(&addr, None).unwrap()).await;
+        assert!(failure.exit == Exit::Unreachable && failure.error.contains(&addr), "{failure}");
+        assert!(failure.cure.unwrap().contains("is `lanemesh run` running?"));
+    }
+
+    /// As a stopped process: the kernel accepts, nobody answers.
+    #[tokio::test]
+    async fn a_sidecar_that_hangs_does_not_hang_the_command() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let mut client = Client::new(&addr, None).unwrap();
+        client.deadline = Instant::now() + Duration::from_millis(50);
+        let failure = failure_of(&client).await;
+        assert!(failure.exit == Exit::Unreachable && failure.error.contains("does not answer in time"), "{failure}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_sidecar_is_told_apart() {
+        for (answer, error) in [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", "is not a lanemesh admin API"),
+            ("HTTP/1.1 404 Not Found\r\ncontent-length: 5\r\n\r\nhello", "is not a lanemesh admin API"),
+            ("SSH-2.0-OpenSSH_9.6\r\n", "broke off"),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n[", "is not complete"),
+            ("", "broke off"),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let addr = listener.local_addr().unwrap().to_string();
+            let server = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 1024];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+            };
+            let client = Client::new(&addr, None).unwrap();
+            let (failure, ()) = tokio::join!(failure_of(&client), server);
+            assert!(failure.error.contains(error), "{answer:?}: {failure}");
+        }
+    }
 }

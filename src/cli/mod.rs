@@ -161,6 +161,8 @@ Environment:
   LANEMESH_ADMIN       admin address of the sidecar to ask (127.0.0.1:15000)
   LANEMESH_TOKEN       write token; LANEMESH_TOKEN_FILE: file that holds it
   LANEMESH_JSON        1: JSON output
-  LANEMESH_CONFIG      configuration file of `run`; other LANEMESH_* variables: see `lanemesh config reference`
+  LANEMESH_CONFIG      configuration file of `run`
+  LANEMESH_*           keys of the configuration: see `lanemesh config reference`
 
-Commands that ask a sidecar end within 5 s. Errors go to standard error, with --json as one line {\"error\", \"cure\", \"exit\"}.";
+Commands that ask a sidecar end within 5 s. Errors go to standard error,
+with --json as one line {\"error\", \"cure\", \"exit\"}.";
