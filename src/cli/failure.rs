@@ -69,7 +69,14 @@ impl std::error::Error for Failure {}
 
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
-        Self::new(Exit::Failed, format!("{error:#}"))
+        // Some errors word their cause themselves; it is not said twice.
+        let mut text = error.to_string();
+        for cause in error.chain().skip(1).map(ToString::to_string) {
+            if !text.contains(&cause) {
+                text.push_str(&format!(": {cause}"));
+            }
+        }
+        Self::new(Exit::Failed, text)
     }
 }
 
@@ -82,6 +89,15 @@ impl From<Exit> for ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let gone = || std::io::Error::other("gone");
+        let said = anyhow::Error::new(gone()).context("cannot read a.pem: gone");
+        assert_eq!(Failure::from(said).error, "cannot read a.pem: gone");
+        let unsaid = anyhow::Error::new(gone()).context("cannot read a.pem");
+        assert_eq!(Failure::from(unsaid).error, "cannot read a.pem: gone");
+    }
 
     #[test]
     fn failures_read_well_for_people_and_programs() {

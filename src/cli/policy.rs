@@ -311,8 +311,15 @@ fn lanes(policy: &LanePolicy, shares: Option<&BTreeMap<Lane, u32>>) -> String {
             first_few(rule.deny.iter(), MOST_SUBJECTS),
         ]);
     }
-    table(&["LANE", "SHARE", "BUCKETS", "SAMPLED", "ALLOWED", "DENIED"], rows, "")
+    let mut header = vec!["LANE", "SHARE", "BUCKETS", "SAMPLED", "ALLOWED", "DENIED"];
+    if shares.is_none() {
+        header.remove(SAMPLED);
+        rows.iter_mut().for_each(|row| drop(row.remove(SAMPLED)));
+    }
+    table(&header, rows, "")
 }
 
+/// Column of the sampled shares.
+const SAMPLED: usize = 3;
 /// Subjects shown of a list; JSON has them all.
 const MOST_SUBJECTS: usize = 8;
