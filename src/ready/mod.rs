@@ -65,7 +65,7 @@ mod tests {
     fn tells_what_it_waits_for() {
         let ready = Ready::default();
         assert_eq!(ready.waiting_for(), ["membership", "view", "seeds"]);
-        [Blocker::Membership, Blocker::View, Blocker::Seeds].map(|blocker| ready.clear(blocker));
+        [Blocker::Membership, Blocker::View, Blocker::Seeds].into_iter().for_each(|blocker| ready.clear(blocker));
         assert!(ready.waiting_for().is_empty());
         ready.block(Blocker::Shutdown);
         assert_eq!(ready.waiting_for(), ["shutdown"]);
