@@ -1,0 +1,156 @@
+//! A simulated host: a sidecar's real [`Node`] with its disk and clock, and an application beside it.
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use lanemesh::{
+    node::{Node, Now, Stored},
+    routing::{Builder, CandidateTable, Locality, Snapshot},
+    types::{Mono, NodeId, Wall},
+};
+
+use crate::{
+    app::App,
+    queue::{Event, Run, Time},
+};
+
+/// What is written down goes where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Disk {
+    /// It is kept.
+    #[default]
+    Works,
+    /// It is lost.
+    Full,
+    /// It stays as it was.
+    Stale,
+}
+
+/// Why a host's sidecar does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Off {
+    /// Not started yet.
+    Never,
+    /// Ended without a word; the machine refuses what comes to its port.
+    Refused,
+    /// Ended without a word, the machine with it.
+    Silent,
+    /// Said goodbye.
+    Left,
+    /// Ended by itself: another process has its name.
+    NameTaken,
+}
+
+/// One host.
+pub struct Host {
+    /// Its index.
+    pub index: u32,
+    /// Its sidecar's name.
+    pub id: NodeId,
+    /// Where its sidecar is reached.
+    pub addr: SocketAddr,
+    /// The sidecar, while it runs.
+    pub node: Option<Node>,
+    /// Why it does not run.
+    pub off: Option<Off>,
+    /// Counts starts of the sidecar.
+    pub epoch: u32,
+    /// How many addresses it has had.
+    pub moves: u8,
+    /// What the last run wrote down.
+    pub stored: Option<Bytes>,
+    /// Where that goes.
+    pub disk: Disk,
+    /// Until when the process stands still.
+    pub paused: Option<Time>,
+    /// Whether its applications stand still with it.
+    pub frozen: bool,
+    /// Whether it is soon to end: it has said goodbye.
+    pub leaving: bool,
+    /// What came while it stood still.
+    pub inbox: VecDeque<Event>,
+    /// What its wall clock is off by, in milliseconds.
+    pub clock: i64,
+    /// Where it stands.
+    pub locality: Locality,
+    /// The routing view, and what it is to be built from.
+    pub builder: Builder,
+    /// The view in force.
+    pub snapshot: Arc<Snapshot>,
+    /// The newest table, if no view was built from it yet.
+    pub table: Option<Arc<CandidateTable>>,
+    /// When its timer is planned.
+    pub wake: Option<Time>,
+    /// Its applications.
+    pub apps: Vec<App>,
+    /// When it started.
+    pub started: Time,
+    /// When it stopped running, if it does not.
+    pub ended: Time,
+    /// Whether it tells lies.
+    pub lies: bool,
+    /// Whether it was ready: joined, with a view, and met the mesh or waited long enough.
+    pub ready_since: Option<Time>,
+    /// Faults on it now.
+    pub trouble: u32,
+    /// Since when there is none.
+    pub clean_since: Time,
+    /// Which hosts it can reach, as a fingerprint; `None` when they can't all reach each other.
+    pub island: Option<u64>,
+    /// Since when.
+    pub island_since: Time,
+    /// Bytes and envelopes sent.
+    pub sent: (u64, u64),
+    /// Timers run in the present second, to notice a node that spins.
+    pub wakes: (Time, u32),
+}
+
+impl Host {
+    /// Its present run.
+    pub fn run(&self) -> Run {
+        Run { host: self.index, epoch: self.epoch }
+    }
+
+    /// Whether its sidecar runs (standing still counts).
+    pub fn is_up(&self) -> bool {
+        self.node.is_some()
+    }
+
+    /// Whether it runs and does not stand still.
+    pub fn is_awake(&self, now: Time) -> bool {
+        self.node.is_some() && self.paused.is_none_or(|until| until <= now)
+    }
+
+    /// Whether it takes part: neither gone nor on its way out.
+    pub fn is_member(&self) -> bool {
+        self.is_up() && !self.leaving
+    }
+
+    /// Whether nothing has been wrong with it for so long.
+    pub fn is_clean(&self, now: Time, lasting: Time) -> bool {
+        self.is_member() && self.trouble == 0 && self.clean_since + lasting <= now
+    }
+
+    /// The time as this host sees it.
+    pub fn now(&self, now: Time) -> Now {
+        let wall = (EPOCH_MS + now / 1_000_000).saturating_add_signed(self.clock);
+        Now { mono: Mono(now), wall: Wall(wall) }
+    }
+
+    /// What a start begins with.
+    pub fn load(&self) -> Stored {
+        self.stored.as_ref().and_then(|bytes| Stored::decode(bytes).ok()).unwrap_or_default()
+    }
+
+    /// The view, built now if a newer table waits.
+    pub fn view(&mut self, now: Time) -> Arc<Snapshot> {
+        if let Some(table) = self.table.take() {
+            let (snapshot, _faults) = self.builder.build(&table, Mono(now));
+            self.snapshot = snapshot;
+        }
+        self.snapshot.clone()
+    }
+}
+
+/// 2026-01-01, when every simulation begins.
+const EPOCH_MS: u64 = 1_767_225_600_000;

@@ -1,0 +1,58 @@
+//! A change moves only the keys it must.
+
+use lanemesh::routing::{LaneView, ServiceView, Snapshot, key_hash};
+
+use super::{Findings, Invariant};
+use crate::world::World;
+
+pub const NAME: &str = "few-keys-move";
+pub const DOC: &str = "When a view is replaced, a key of a lane gets another owner only if its old owner is no longer a candidate \
+or has another weight, or its new owner was none before or had another weight (REQUIREMENTS R2).";
+
+pub struct Check;
+
+impl Invariant for Check {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn published(&mut self, world: &World, host: u32, before: &Snapshot, after: &Snapshot, found: &mut Findings) {
+        for new in after.services() {
+            let Some(old) = before.service(new.name.as_str()) else { continue };
+            if old.digest == new.digest {
+                continue;
+            }
+            for lane in &new.lanes {
+                let Some(was) = old.lane(lane.name.as_str()) else { continue };
+                for key in 0..KEYS {
+                    let key = key_hash(&u64::from(key).to_le_bytes());
+                    let (from, to) = (owner(old, was, key), owner(new, lane, key));
+                    let (Some(from), Some(to)) = (from, to) else { continue };
+                    if from.0 != to.0
+                        && weight(new, lane, from.0) == Some(from.1)
+                        && weight(old, was, to.0) == Some(to.1)
+                    {
+                        let text = format!(
+                            "{}: a key of {} moves from {} to {}, neither of which changed",
+                            world.hosts[host as usize].id, new.name, from.0, to.0
+                        );
+                        return found.add(NAME, text);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn owner<'a>(service: &'a ServiceView, lane: &LaneView, key: u64) -> Option<(&'a str, u16)> {
+    let at = lane.order(key).next()?;
+    let record = &service.instances[usize::from(at)].record;
+    Some((record.id.as_str(), record.weight))
+}
+
+fn weight(service: &ServiceView, lane: &LaneView, id: &str) -> Option<u16> {
+    let records = lane.members.iter().map(|at| &service.instances[usize::from(*at)].record);
+    records.into_iter().find(|record| record.id.as_str() == id).map(|record| record.weight)
+}
+
+const KEYS: u32 = 32;

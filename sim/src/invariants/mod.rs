@@ -1,0 +1,166 @@
+//! What must hold, each in a file with a name; `lanemesh-sim explain NAME` prints its description.
+//!
+//! Safety is looked at all through a run; liveness after all faults have ended. An invariant sees the world from outside, with
+//! the truth at hand, and can change nothing.
+
+mod bounded;
+mod digests_agree;
+mod drained_gets_nothing;
+mod env_never_crossed;
+mod few_keys_move;
+mod lane_keeps;
+mod names_are_free;
+mod no_false_death;
+mod only_owners_words;
+mod policy_spreads;
+mod ring_is_pure;
+mod safe_requests_succeed;
+mod view_follows;
+mod views_converge;
+
+use lanemesh::{
+    routing::{InstanceEntry, Snapshot},
+    types::MemberState,
+};
+use serde::Serialize;
+
+use crate::{
+    queue::{SECOND, Time},
+    scenario::Scenario,
+    world::{End, Flight, Target, World},
+};
+
+/// One rule. Every method is a moment at which it may look.
+#[allow(unused_variables, reason = "defaults look at nothing")]
+pub trait Invariant {
+    /// Its name, as on the command line and in scenario files.
+    fn name(&self) -> &'static str;
+    /// A member's state changed at an observer.
+    fn member(&mut self, world: &World, observer: u32, subject: u32, state: MemberState, found: &mut Findings) {}
+    /// A node ends because its name is taken.
+    fn name_taken(&mut self, world: &World, host: u32, found: &mut Findings) {}
+    /// A request was decided.
+    fn decided(&mut self, world: &World, flight: &Flight, found: &mut Findings) {}
+    /// A host's routing view was replaced.
+    fn published(&mut self, world: &World, host: u32, before: &Snapshot, after: &Snapshot, found: &mut Findings) {}
+    /// A request came for a service that the host does not know.
+    fn unknown_service(&mut self, world: &World, host: u32, service: usize, found: &mut Findings) {}
+    /// A request is sent to an instance.
+    fn tried(
+        &mut self,
+        world: &World,
+        flight: &Flight,
+        entry: &InstanceEntry,
+        target: Option<Target>,
+        found: &mut Findings,
+    ) {
+    }
+    /// A request is over.
+    fn landed(&mut self, world: &World, flight: &Flight, end: End, found: &mut Findings) {}
+    /// A second has passed.
+    fn sample(&mut self, world: &World, found: &mut Findings) {}
+    /// The run is over.
+    fn end(&mut self, world: &World, found: &mut Findings) {}
+}
+
+/// Something that must not be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Violation {
+    /// Which invariant.
+    pub invariant: &'static str,
+    /// Virtual seconds at the first time.
+    pub at: f64,
+    /// How often.
+    pub times: u64,
+    /// What was seen the first time.
+    pub what: String,
+}
+
+/// Violations, each invariant's first in full and the rest counted.
+#[derive(Debug, Clone, Default)]
+pub struct Findings {
+    found: Vec<Violation>,
+    fresh: usize,
+}
+
+impl Findings {
+    /// Notes one.
+    pub fn add(&mut self, invariant: &'static str, what: String) {
+        match self.found.iter_mut().find(|violation| violation.invariant == invariant) {
+            Some(violation) => violation.times += 1,
+            None => self.found.push(Violation { invariant, at: f64::NAN, times: 1, what }),
+        }
+    }
+
+    /// Dates what was found since the last time.
+    pub fn stamp(&mut self, now: Time) {
+        for violation in &mut self.found[self.fresh..] {
+            violation.at = (now / 1_000_000) as f64 / 1000.0;
+        }
+        self.fresh = self.found.len();
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[Violation] {
+        &self.found
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+}
+
+/// Name and description of every invariant, those that the world itself watches included.
+pub const ALL: &[(&str, &str)] = &[
+    (no_false_death::NAME, no_false_death::DOC),
+    (views_converge::NAME, views_converge::DOC),
+    (digests_agree::NAME, digests_agree::DOC),
+    (ring_is_pure::NAME, ring_is_pure::DOC),
+    (few_keys_move::NAME, few_keys_move::DOC),
+    (view_follows::NAME, view_follows::DOC),
+    (drained_gets_nothing::NAME, drained_gets_nothing::DOC),
+    (lane_keeps::NAME, lane_keeps::DOC),
+    (env_never_crossed::NAME, env_never_crossed::DOC),
+    (safe_requests_succeed::NAME, safe_requests_succeed::DOC),
+    (policy_spreads::NAME, policy_spreads::DOC),
+    (only_owners_words::NAME, only_owners_words::DOC),
+    (names_are_free::NAME, names_are_free::DOC),
+    (bounded::NAME, bounded::DOC),
+    (
+        "node-rests",
+        "A node's timers never come up more than 2,000 times in one virtual second: a deadline in the past that stays there would be a loop without an end in life.",
+    ),
+    ("node-starts", "A node starts with whatever its disk holds, damaged or old, and can announce its instances."),
+];
+
+/// All names.
+pub fn names() -> Vec<&'static str> {
+    ALL.iter().map(|(name, _)| *name).collect()
+}
+
+/// Those that a scenario does not allow to be broken.
+pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
+    let all: Vec<Box<dyn Invariant>> = vec![
+        Box::new(no_false_death::Check::default()),
+        Box::new(views_converge::Check::default()),
+        Box::new(digests_agree::Check),
+        Box::new(ring_is_pure::Check),
+        Box::new(few_keys_move::Check),
+        Box::new(view_follows::Check::default()),
+        Box::new(drained_gets_nothing::Check),
+        Box::new(lane_keeps::Check::default()),
+        Box::new(env_never_crossed::Check),
+        Box::new(safe_requests_succeed::Check),
+        Box::new(policy_spreads::Check::default()),
+        Box::new(only_owners_words::Check),
+        Box::new(names_are_free::Check),
+        Box::new(bounded::Check::default()),
+    ];
+    all.into_iter().filter(|check| !scenario.allow.contains_key(check.name())).collect()
+}
+
+/// Virtual seconds, for texts.
+fn secs(time: Time) -> f64 {
+    (time / (SECOND / 1000)) as f64 / 1000.0
+}

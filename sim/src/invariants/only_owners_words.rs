@@ -1,0 +1,45 @@
+//! Nobody believes what its owner never said.
+
+use lanemesh::wire::Statement;
+
+use super::{Findings, Invariant};
+use crate::world::World;
+
+pub const NAME: &str = "only-owners-words";
+pub const DOC: &str = "Every statement that a node holds (introductions, lives, goodbyes, records, policies) is one that its signer \
+honestly signed, to the byte; whatever a lying peer forges, changes or replays (REQUIREMENTS M1, C2, S3). What a liar says of \
+itself is its own affair.";
+
+pub struct Check;
+
+impl Invariant for Check {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn sample(&mut self, world: &World, found: &mut Findings) {
+        // One host each second, in turn; everybody at the end.
+        let second = (world.now / crate::queue::SECOND) as usize;
+        look(world, second % world.hosts.len(), found);
+    }
+
+    fn end(&mut self, world: &World, found: &mut Findings) {
+        (0..world.hosts.len()).for_each(|host| look(world, host, found));
+    }
+}
+
+fn look(world: &World, host: usize, found: &mut Findings) {
+    let Some(node) = &world.hosts[host].node else { return };
+    for statement in node.catalog().statements() {
+        let lied = world.host_of(&statement.signer).is_some_and(|signer| ever_lied(world, signer));
+        let message = Statement::message(statement.kind, &statement.body);
+        if !lied && !world.register.was_said(&statement.signer, &message) {
+            found.add(NAME, format!("{} holds {statement:?}, which was never said", world.hosts[host].id));
+        }
+    }
+}
+
+fn ever_lied(world: &World, host: u32) -> bool {
+    let lies = |step: u32| world.scenario.step[step as usize].act.0 == crate::scenario::Do::Lie;
+    world.faults.iter().any(|fault| lies(fault.step) && fault.hosts.contains(&host))
+}

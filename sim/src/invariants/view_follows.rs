@@ -1,0 +1,98 @@
+//! The routing view follows the membership.
+
+use std::collections::BTreeMap;
+
+use lanemesh::types::{Health, MemberState};
+
+use super::{Findings, Invariant};
+use crate::{
+    queue::{SECOND, Time},
+    world::World,
+};
+
+pub const NAME: &str = "view-follows";
+pub const DOC: &str = "What a node's membership and catalog say is what its routing view says, soon: an instance whose owner is \
+down or has left, or that is critical or drained, is no candidate 1 s later; a passing instance of a live owner is one 2 s \
+later, or 62 s later where it kept leaving and coming back and its return is held (REQUIREMENTS R4, cases C22 and C25).";
+
+#[derive(Default)]
+pub struct Check {
+    differs: BTreeMap<(u32, String), Time>,
+}
+
+impl Invariant for Check {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn sample(&mut self, world: &World, found: &mut Findings) {
+        let second = world.now / SECOND;
+        for host in world.hosts.iter().filter(|host| host.is_awake(world.now)) {
+            if !(u64::from(host.index) + second).is_multiple_of(EVERY) {
+                continue;
+            }
+            self.look(world, host, found);
+        }
+    }
+}
+
+impl Check {
+    fn look(&mut self, world: &World, host: &crate::host::Host, found: &mut Findings) {
+        let Some(node) = &host.node else { return };
+        let mut differs = BTreeMap::new();
+        for entry in node.catalog().instances() {
+            let record = &entry.record;
+            if record.env != host.locality.env {
+                continue;
+            }
+            let state =
+                if record.owner == host.id { Some(MemberState::Alive) } else { node.membership().state(&record.owner) };
+            let alive = matches!(state, Some(MemberState::Alive | MemberState::Doubtful));
+            let serves = alive
+                && !record.removed
+                && record.drain.is_none()
+                && record.health != Health::Critical
+                && record.weight > 0;
+            let table = host.table.as_ref();
+            let candidate = match table {
+                Some(table) => table.instances.iter().any(|c| {
+                    c.record.id == record.id
+                        && c.record.owner == record.owner
+                        && c.record.drain.is_none()
+                        && c.record.health != Health::Critical
+                        && matches!(c.owner, MemberState::Alive | MemberState::Doubtful)
+                }),
+                None => host.snapshot.service(record.service.as_str()).is_some_and(|service| {
+                    service
+                        .instances
+                        .iter()
+                        .any(|e| e.record.id == record.id && e.record.owner == record.owner && e.excluded.is_none())
+                }),
+            };
+            if serves == candidate {
+                continue;
+            }
+            let key = (host.index, format!("{}/{}", record.owner, record.id));
+            let since = self.differs.get(&key).copied().unwrap_or(world.now);
+            let bound = if serves { HELD } else { GONE };
+            if world.now - since >= bound {
+                let text = format!(
+                    "{}: {} {} a candidate for {} s, against its membership ({state:?}, {:?})",
+                    host.id,
+                    key.1,
+                    if serves { "is not" } else { "is still" },
+                    (world.now - since) / SECOND,
+                    record.health
+                );
+                found.add(NAME, text);
+            }
+            differs.insert(key, since);
+        }
+        self.differs.retain(|(of, _), _| *of != host.index);
+        self.differs.extend(differs);
+    }
+}
+
+const GONE: Time = 5 * SECOND;
+const HELD: Time = 62 * SECOND;
+const EVERY: u64 = 5;

@@ -1,0 +1,24 @@
+//! lanemesh-sim: chaos for lanemesh's real code, in virtual time, from one seed.
+//!
+//! Level 1: discrete events over the sans-io `Node`, with each sidecar's real `choose` and `Attempts`. Nothing here reads a
+//! clock, a socket or the system's randomness while a world plays; the command line measures CPU time around it.
+//!
+//! Not here: QUIC, TLS and the connection pool (level 2, real quinn in virtual time), HTTP.
+
+pub mod app;
+pub mod chance;
+pub mod conns;
+pub mod host;
+pub mod invariants;
+pub mod links;
+pub mod log;
+pub mod pick;
+pub mod play;
+pub mod queue;
+pub mod readout;
+pub mod scenario;
+pub mod shrink;
+pub mod stats;
+pub mod swarm;
+pub mod trust;
+pub mod world;

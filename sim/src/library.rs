@@ -1,0 +1,1 @@
+[("calm", include_str!("../scenarios/calm.toml"))]

@@ -1,0 +1,319 @@
+//! The command line: play a scenario, draw many, shrink one that fails.
+
+use std::{
+    fs,
+    io::{BufWriter, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
+use lanemesh_sim::{
+    invariants,
+    log::Log,
+    play::{Options, play},
+    scenario::Scenario,
+    shrink::shrink,
+    stats::Summary,
+    swarm::{Size, draw},
+};
+use serde::{Deserialize, Serialize};
+
+/// Chaos for lanemesh's real code, in virtual time, from one seed.
+///
+/// Exit codes: 0 nothing is wrong; 1 an invariant is violated; 2 the command or a file can't be used.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Plays one scenario (a name from `list`, or a file).
+    Run {
+        /// Name or file.
+        scenario: String,
+        /// Seed; the same seed gives the same history.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Another number of hosts than the scenario says.
+        #[arg(long)]
+        nodes: Option<u32>,
+        #[command(flatten)]
+        show: Show,
+    },
+    /// Draws a scenario from each seed, and plays it.
+    Swarm {
+        /// First and last seed, as in 1..500 (the last is played, too).
+        #[arg(long, value_parser = seeds)]
+        seeds: (u64, u64),
+        /// Hosts in most runs.
+        #[arg(long, default_value_t = 50)]
+        nodes: u32,
+        /// Virtual minutes of each run.
+        #[arg(long, default_value_t = 5.0)]
+        minutes: f64,
+        /// Where histories that fail are written, for `replay` and `shrink`.
+        #[arg(long, default_value = "sim-failures")]
+        keep: PathBuf,
+        /// One JSON object for each seed.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Prints the scenario that `swarm` draws from a seed.
+    Draw {
+        /// The seed.
+        seed: u64,
+        /// As for `swarm`.
+        #[arg(long, default_value_t = 50)]
+        nodes: u32,
+        /// As for `swarm`.
+        #[arg(long, default_value_t = 5.0)]
+        minutes: f64,
+    },
+    /// Plays a kept history again.
+    Replay {
+        /// The file.
+        file: PathBuf,
+        #[command(flatten)]
+        show: Show,
+    },
+    /// Finds a shorter history with the same failure, and writes it beside the file.
+    Shrink {
+        /// The file.
+        file: PathBuf,
+        /// Most runs.
+        #[arg(long, default_value_t = 200)]
+        runs: u32,
+    },
+    /// Names scenarios and invariants.
+    List,
+    /// Describes an invariant.
+    Explain {
+        /// Its name.
+        invariant: String,
+    },
+}
+
+#[derive(Args)]
+struct Show {
+    /// The summary as JSON, and nothing else.
+    #[arg(long)]
+    json: bool,
+    /// Writes what happens to a file.
+    #[arg(long)]
+    log: Option<PathBuf>,
+    /// Every event goes there, not only what nodes report.
+    #[arg(long)]
+    log_all: bool,
+    /// No readout.
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// A kept history.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct History {
+    seed: u64,
+    scenario: Scenario,
+}
+
+/// Scenarios that come with the program.
+const LIBRARY: &[(&str, &str)] = &include!("library.rs");
+
+fn main() -> ExitCode {
+    match run(Cli::parse().verb) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("lanemesh-sim: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(verb: Verb) -> anyhow::Result<bool> {
+    match verb {
+        Verb::Run { scenario, seed, nodes, show } => {
+            let mut scenario = find(&scenario)?;
+            scenario.mesh.nodes = nodes.unwrap_or(scenario.mesh.nodes);
+            scenario.check()?;
+            one(&scenario, seed, &show)
+        }
+        Verb::Swarm { seeds, nodes, minutes, keep, json } => swarm(seeds, Size { nodes, minutes }, &keep, json),
+        Verb::Draw { seed, nodes, minutes } => {
+            let scenario = draw(seed, Size { nodes, minutes });
+            print!("{}", history(&scenario, seed)?);
+            Ok(true)
+        }
+        Verb::Replay { file, show } => {
+            let History { seed, scenario } = read(&file)?;
+            one(&scenario, seed, &show)
+        }
+        Verb::Shrink { file, runs } => shorten(&file, runs),
+        Verb::List => list(),
+        Verb::Explain { invariant } => {
+            let found = invariants::ALL.iter().find(|(name, _)| *name == invariant);
+            let Some((name, doc)) = found else {
+                bail!("there is no invariant `{invariant}`; there are: {}", invariants::names().join(", "))
+            };
+            println!("{name}\n\n{doc}");
+            Ok(true)
+        }
+    }
+}
+
+fn list() -> anyhow::Result<bool> {
+    println!("scenarios:");
+    for (name, text) in LIBRARY {
+        let scenario = Scenario::parse(text).with_context(|| format!("scenario {name}"))?;
+        let cases = if scenario.cases.is_empty() { String::new() } else { format!(" [{}]", scenario.cases.join(", ")) };
+        println!("  {name:<22} {}{cases}", scenario.about);
+    }
+    println!("\ninvariants (`explain` describes them):");
+    invariants::names().iter().for_each(|name| println!("  {name}"));
+    Ok(true)
+}
+
+fn find(name: &str) -> anyhow::Result<Scenario> {
+    if let Some((_, text)) = LIBRARY.iter().find(|(known, _)| *known == name) {
+        return Scenario::parse(text).with_context(|| format!("scenario {name}"));
+    }
+    let path = Path::new(name);
+    if !path.exists() {
+        bail!("`{name}` is neither a scenario of `list` nor a file");
+    }
+    let text = fs::read_to_string(path).with_context(|| name.to_owned())?;
+    Scenario::parse(&text).with_context(|| name.to_owned())
+}
+
+fn read(file: &Path) -> anyhow::Result<History> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let history: History = toml::from_str(&text).with_context(|| file.display().to_string())?;
+    history.scenario.check().with_context(|| file.display().to_string())?;
+    Ok(history)
+}
+
+fn history(scenario: &Scenario, seed: u64) -> anyhow::Result<String> {
+    Ok(toml::to_string(&History { seed, scenario: scenario.clone() })?)
+}
+
+/// Plays one and prints what came of it.
+fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
+    let mesh = &scenario.mesh;
+    if !show.json {
+        println!(
+            "scenario {} seed {seed}: {} nodes, {} seeds, {} services, {} requests/s a node, loss {} %, {} + {} s",
+            scenario.name,
+            mesh.nodes,
+            mesh.seeds,
+            mesh.services,
+            mesh.rate,
+            mesh.link.loss * 100.0,
+            scenario.seconds,
+            scenario.settle
+        );
+    }
+    let log = match &show.log {
+        Some(path) => {
+            let file = fs::File::create(path).with_context(|| path.display().to_string())?;
+            Log::to(Box::new(BufWriter::new(file)), show.log_all)
+        }
+        None => Log::quiet(),
+    };
+    let options = Options { log, readout: !show.json && !show.quiet, stop_at_first: false };
+    let summary = play(scenario, seed, options);
+    if show.json {
+        println!("{}", serde_json::to_string(&summary)?);
+    } else {
+        print_summary(&summary);
+    }
+    Ok(summary.violations.is_empty())
+}
+
+fn print_summary(summary: &Summary) {
+    let Summary { members, right, events, requests, failed, slow, moved, fell_back, .. } = summary;
+    let converged = summary.converged_after.map_or("never".to_owned(), |s| format!("{s:.0} s after the last fault"));
+    println!("\n{members} members, {right} with a right view; all agree: {converged}");
+    println!(
+        "verdicts on members in contact: {} down, {} doubtful",
+        summary.down_in_contact, summary.doubts_in_contact
+    );
+    println!(
+        "requests: {requests}, {failed} failed {:?}, {slow} slow, {moved} moved, {fell_back} in another lane",
+        summary.reasons
+    );
+    println!("{} bytes a node and second; {events} events, hash {}", summary.bytes_per_node_second, summary.hash);
+    for violation in &summary.violations {
+        println!(
+            "VIOLATION {} ({} times, first at {:.3} s): {}",
+            violation.invariant, violation.times, violation.at, violation.what
+        );
+    }
+    if summary.violations.is_empty() {
+        println!("nothing is wrong");
+    }
+}
+
+fn swarm((first, last): (u64, u64), size: Size, keep: &Path, json: bool) -> anyhow::Result<bool> {
+    if !json {
+        println!("swarm of seeds {first}..{last}: up to {} nodes, {} virtual minutes each", size.nodes, size.minutes);
+    }
+    let progress = std::io::stderr().is_terminal() && !json;
+    let mut bad = 0;
+    for seed in first..=last {
+        let scenario = draw(seed, size);
+        let summary = play(&scenario, seed, Options::default());
+        if json {
+            println!("{}", serde_json::to_string(&summary)?);
+        }
+        if progress {
+            eprint!("\r{}/{} seeds, {bad} bad ", seed - first + 1, last - first + 1);
+        }
+        if summary.violations.is_empty() {
+            continue;
+        }
+        bad += 1;
+        fs::create_dir_all(keep).with_context(|| keep.display().to_string())?;
+        let file = keep.join(format!("swarm-{seed}.toml"));
+        fs::write(&file, history(&scenario, seed)?).with_context(|| file.display().to_string())?;
+        if !json {
+            println!("seed {seed}: kept as {}", file.display());
+            for violation in &summary.violations {
+                println!(
+                    "    {} at {:.3} s ({} times): {}",
+                    violation.invariant, violation.at, violation.times, violation.what
+                );
+            }
+        }
+        std::io::stdout().flush()?;
+    }
+    if !json {
+        println!("{} seeds, {bad} with violations", last - first + 1);
+    }
+    Ok(bad == 0)
+}
+
+fn shorten(file: &Path, runs: u32) -> anyhow::Result<bool> {
+    let History { seed, scenario } = read(file)?;
+    println!("shrinking {} with seed {seed}: {} steps", scenario.name, scenario.step.len());
+    let Some(shrunk) = shrink(&scenario, seed, runs, |line| println!("  {line}")) else {
+        println!("nothing is wrong with it");
+        return Ok(true);
+    };
+    let target = file.with_extension("short.toml");
+    fs::write(&target, history(&shrunk.scenario, seed)?).with_context(|| target.display().to_string())?;
+    println!("{} steps after {} runs: {}", shrunk.scenario.step.len(), shrunk.runs, target.display());
+    Ok(false)
+}
+
+fn seeds(text: &str) -> Result<(u64, u64), String> {
+    let fault = || format!("`{text}` is no range of seeds: write 1..500, or 7 for one");
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let pair = (first.parse().map_err(|_| fault())?, last.trim_start_matches('=').parse().map_err(|_| fault())?);
+    if pair.0 > pair.1 { Err(fault()) } else { Ok(pair) }
+}

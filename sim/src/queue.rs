@@ -1,0 +1,144 @@
+//! What will happen, by (time, sequence): events of the same moment happen in the order in which they were planned.
+
+use std::{cmp::Ordering, collections::BinaryHeap, net::SocketAddr};
+
+use bytes::Bytes;
+use lanemesh::{node::DialError, routing::Outcome};
+
+/// Nanoseconds of virtual time since the start.
+pub type Time = u64;
+/// One second.
+pub const SECOND: Time = 1_000_000_000;
+/// One millisecond.
+pub const MILLI: Time = 1_000_000;
+
+/// Virtual time of some seconds.
+pub fn seconds(s: f64) -> Time {
+    (s * SECOND as f64) as Time
+}
+
+/// Which host, in which of its runs. An event for a run that has ended does not happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Index of the host.
+    pub host: u32,
+    /// Counts its starts.
+    pub epoch: u32,
+}
+
+/// Something that happens.
+#[derive(Debug)]
+pub enum Event {
+    /// A node's timer.
+    Wake(Run),
+    /// A datagram or one-way stream arrives.
+    Envelope { to: Run, from: u32, addr: SocketAddr, bytes: Bytes },
+    /// A sync arrives.
+    SyncAsked { to: Run, sync: u64, bytes: Bytes },
+    /// A sync ends at the one who opened it: answered by that host, or not.
+    SyncEnded { to: Run, token: u64, result: Result<(u32, Bytes), DialError> },
+    /// A UDP probe's port refuses.
+    Refused { to: Run, token: u64 },
+    /// The seeds are resolved.
+    Seeds(Run),
+    /// An application is checked.
+    Check { at: Run, app: u8 },
+    /// An application begins to listen.
+    Listen { at: Run, app: u8, start: u32 },
+    /// A user of this host's application sends a request.
+    Client(Run),
+    /// A request goes on.
+    Flight(u32),
+    /// A try ends.
+    Tried { flight: u32, outcome: Outcome, status: u16 },
+    /// A stopped process goes on.
+    Resume(Run),
+    /// A starving process loses its turn.
+    Starve { at: Run, fault: u32 },
+    /// A step of the scenario begins.
+    Begin(u32),
+    /// A step of the scenario ends.
+    End(u32),
+    /// A planned part of a step (a rolling deploy's next node, say).
+    Part { step: u32, part: u32 },
+    /// Invariants look at everything.
+    Sample,
+}
+
+struct Planned {
+    at: Time,
+    sequence: u64,
+    event: Event,
+}
+
+impl PartialEq for Planned {
+    fn eq(&self, other: &Self) -> bool {
+        self.sequence == other.sequence
+    }
+}
+
+impl Eq for Planned {}
+
+impl PartialOrd for Planned {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Planned {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // The heap gives the greatest first.
+        (other.at, other.sequence).cmp(&(self.at, self.sequence))
+    }
+}
+
+/// The future.
+#[derive(Default)]
+pub struct Queue {
+    heap: BinaryHeap<Planned>,
+    sequence: u64,
+}
+
+impl Queue {
+    /// Plans an event.
+    pub fn plan(&mut self, at: Time, event: Event) {
+        self.sequence += 1;
+        self.heap.push(Planned { at, sequence: self.sequence, event });
+    }
+
+    /// The next event, unless it lies after `until`.
+    pub fn next(&mut self, until: Time) -> Option<(Time, Event)> {
+        if self.heap.peek().is_none_or(|next| next.at > until) {
+            return None;
+        }
+        self.heap.pop().map(|planned| (planned.at, planned.event))
+    }
+
+    /// Events planned.
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// Whether nothing is planned.
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_time_then_by_plan() {
+        let mut queue = Queue::default();
+        for (at, step) in [(5, 0), (3, 1), (5, 2), (3, 3)] {
+            queue.plan(at, Event::Begin(step));
+        }
+        let mut order = Vec::new();
+        while let Some((_, Event::Begin(step))) = queue.next(4) {
+            order.push(step);
+        }
+        assert_eq!((order, queue.len()), (vec![1, 3], 2));
+    }
+}

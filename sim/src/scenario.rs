@@ -1,0 +1,411 @@
+//! The scenario format: a mesh, and what happens to it when. A file is checked whole before anything runs; a fault that the
+//! simulator can't do, or a field that a step does not use, is an error.
+//!
+//! README.md shows how to write one. The swarm draws values of the same type, so every drawn run can be printed, replayed and
+//! shrunk.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::links::Quality;
+
+/// A mesh and what happens to it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// As it is called on the command line.
+    pub name: String,
+    /// What it shows, in a sentence or two.
+    #[serde(default)]
+    pub about: String,
+    /// Cases of the case log that it plays.
+    #[serde(default)]
+    pub cases: Vec<String>,
+    /// Seconds during which faults may happen. Then all faults end.
+    pub seconds: f64,
+    /// Seconds after that, in which everything must become right again.
+    #[serde(default = "settle")]
+    pub settle: f64,
+    /// The mesh.
+    #[serde(default)]
+    pub mesh: Mesh,
+    /// Invariants that are not held against this scenario: name, and why.
+    #[serde(default)]
+    pub allow: BTreeMap<String, String>,
+    /// What happens when.
+    #[serde(default)]
+    pub step: Vec<Step>,
+}
+
+fn settle() -> f64 {
+    90.0
+}
+
+/// The mesh at the start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mesh {
+    /// Hosts, each a sidecar and an application.
+    pub nodes: u32,
+    /// The first so many are everybody's seeds.
+    pub seeds: u32,
+    /// Seconds in which all start, evenly at random.
+    pub start: f64,
+    /// Services, shared out among the hosts in turn.
+    pub services: u32,
+    /// Share of the instances that are of lane `canary`, version `v2`.
+    pub canary: f64,
+    /// Share of the hosts that are in env `staging`.
+    pub staging: f64,
+    /// Requests a second from each host's users; 0 for none.
+    pub rate: f64,
+    /// Distinct users.
+    pub users: u32,
+    /// Timers: `lan` or `wan`.
+    pub profile: Profile,
+    /// Bytes of tags on each instance record.
+    pub tag_bytes: u32,
+    /// Instances that host 0 announces beside its own.
+    pub extra_instances: u32,
+    /// Every link.
+    pub link: Quality,
+}
+
+impl Default for Mesh {
+    fn default() -> Self {
+        Self {
+            nodes: 12,
+            seeds: 3,
+            start: 1.0,
+            services: 3,
+            canary: 0.25,
+            staging: 0.0,
+            rate: 2.0,
+            users: 200,
+            profile: Profile::Lan,
+            tag_bytes: 0,
+            extra_instances: 0,
+            link: Quality::default(),
+        }
+    }
+}
+
+/// Timers of the membership.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// Round trips of milliseconds.
+    #[default]
+    Lan,
+    /// Round trips up to some hundred milliseconds.
+    Wan,
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Do {
+    /// The whole pod (or `what`) ends without a word; after `for` it starts again. `how`: `refused` or `silent`.
+    Crash,
+    /// What has ended starts again: `disk` kept or not, `address` same or new.
+    Start,
+    /// New hosts start.
+    Join,
+    /// Says goodbye and ends; after `for` it starts again.
+    Leave,
+    /// Drains all instances; after `for` they are put back.
+    Drain,
+    /// The process (or `what = "pod"`) stands still for `for`.
+    Pause,
+    /// For `for` the process gets `run` seconds of every `run + stop`.
+    Starve,
+    /// Nothing goes from `nodes` to `to`; the way back stays.
+    OneWay,
+    /// Nothing goes between `nodes` and `to` (the rest, when not given).
+    Partition,
+    /// As `partition`, on and off every `period`.
+    FlipFlop,
+    /// Links from `nodes` to `to` (all, when not given) get worse by `link`, both ways.
+    Worsen,
+    /// The wall clock jumps by `value` seconds.
+    Clock,
+    /// What is written down is lost (`how = "full"`), damaged (`corrupt`) or as old as now for ever (`stale`).
+    Disk,
+    /// The application: `how` is `down`, `hang`, `slow` (`value` ms), `fail` (share `value` of 503), `ok`.
+    App,
+    /// Restarts the applications of `service` one after another with `version`, `every` seconds.
+    Roll,
+    /// Sets the canary lane of `service` to `value` per cent, asked of the first of `nodes`.
+    Policy,
+    /// Rolls `service` back, asked of the first of `nodes`.
+    Rollback,
+    /// `count` hosts with names of their own come, live `value` seconds, and go (by `how`: crash or leave), one `every` seconds.
+    Churn,
+    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, or all of them.
+    Lie,
+}
+
+/// Something that happens. Which fields a step uses depends on `do`; others are an error.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// Seconds after the start.
+    pub t: f64,
+    /// What.
+    #[serde(rename = "do")]
+    pub act: Act,
+    /// Which hosts; see [`crate::pick`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<String>,
+    /// The other side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Seconds until it ends; otherwise it lasts until all faults end.
+    #[serde(rename = "for", default, skip_serializing_if = "Option::is_none")]
+    pub lasts: Option<f64>,
+    /// In which way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub how: Option<String>,
+    /// Which part: `pod`, `sidecar` or `app`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub what: Option<String>,
+    /// How much.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Which service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// Which version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// How many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// Seconds between one and the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<f64>,
+    /// Seconds of one on and one off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub period: Option<f64>,
+    /// Seconds that it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<f64>,
+    /// Seconds that it stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop: Option<f64>,
+    /// Whether the disk is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<bool>,
+    /// Whether the address is the same or new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// By what a link gets worse.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Quality>,
+}
+
+/// [`Do`] with a default, so that a step can be written field by field in code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Act(pub Do);
+
+impl Default for Act {
+    fn default() -> Self {
+        Self(Do::Crash)
+    }
+}
+
+/// What is wrong with a scenario; every fault of it is listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faults(pub Vec<String>);
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl Scenario {
+    /// Reads and checks.
+    pub fn parse(text: &str) -> Result<Self, Faults> {
+        let scenario: Self = toml::from_str(text).map_err(|error| Faults(vec![error.to_string()]))?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// Every fault of it.
+    pub fn check(&self) -> Result<(), Faults> {
+        let mut faults = Vec::new();
+        if self.mesh.nodes == 0 || self.mesh.nodes > MOST_NODES {
+            faults.push(format!("mesh.nodes is {}: 1 to {MOST_NODES} can be simulated", self.mesh.nodes));
+        }
+        if self.mesh.seeds == 0 || self.mesh.seeds > self.mesh.nodes {
+            faults.push(format!("mesh.seeds is {}: at least 1, at most mesh.nodes", self.mesh.seeds));
+        }
+        if self.mesh.services == 0 || self.mesh.services > 26 {
+            faults.push(format!("mesh.services is {}: 1 to 26", self.mesh.services));
+        }
+        for name in self.allow.keys() {
+            if !crate::invariants::names().contains(&name.as_str()) {
+                faults.push(format!("allow.{name}: there is no such invariant; `list` names them"));
+            }
+        }
+        for (at, step) in self.step.iter().enumerate() {
+            step.check(self.seconds).into_iter().for_each(|fault| faults.push(format!("step {}: {fault}", at + 1)));
+        }
+        if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
+    }
+
+    /// As a file.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("plain data always encodes")
+    }
+}
+
+impl Step {
+    /// A step of the swarm.
+    pub fn new(t: f64, act: Do) -> Self {
+        Self { t, act: Act(act), ..Self::default() }
+    }
+
+    fn check(&self, seconds: f64) -> Vec<String> {
+        let mut faults = Vec::new();
+        let (needs, may, hows) = fields(self.act.0);
+        let given = self.given();
+        for field in needs.iter().filter(|field| !given.contains(*field)) {
+            faults.push(format!("`do = {:?}` needs `{field}`", self.act.0));
+        }
+        for field in given.iter().filter(|field| !needs.contains(*field) && !may.contains(*field)) {
+            faults.push(format!("`do = {:?}` does not use `{field}`", self.act.0));
+        }
+        if let Some(how) = &self.how
+            && !hows.contains(&how.as_str())
+        {
+            faults.push(format!("how = \"{how}\": must be one of {}", hows.join(", ")));
+        }
+        if let Some(what) = &self.what
+            && !["pod", "sidecar", "app"].contains(&what.as_str())
+        {
+            faults.push(format!("what = \"{what}\": must be pod, sidecar or app"));
+        }
+        if let Some(address) = &self.address
+            && !["same", "new"].contains(&address.as_str())
+        {
+            faults.push(format!("address = \"{address}\": must be same or new"));
+        }
+        for nodes in [&self.nodes, &self.to].into_iter().flatten() {
+            if let Err(fault) = nodes.parse::<crate::pick::Pick>() {
+                faults.push(fault);
+            }
+        }
+        if !(0.0..=seconds).contains(&self.t) {
+            faults.push(format!("t = {} lies outside the {seconds} seconds in which faults may happen", self.t));
+        }
+        faults
+    }
+
+    fn given(&self) -> Vec<&'static str> {
+        [
+            ("nodes", self.nodes.is_some()),
+            ("to", self.to.is_some()),
+            ("for", self.lasts.is_some()),
+            ("how", self.how.is_some()),
+            ("what", self.what.is_some()),
+            ("value", self.value.is_some()),
+            ("service", self.service.is_some()),
+            ("version", self.version.is_some()),
+            ("count", self.count.is_some()),
+            ("every", self.every.is_some()),
+            ("period", self.period.is_some()),
+            ("run", self.run.is_some()),
+            ("stop", self.stop.is_some()),
+            ("disk", self.disk.is_some()),
+            ("address", self.address.is_some()),
+            ("link", self.link.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+        .collect()
+    }
+}
+
+type Names = &'static [&'static str];
+
+/// Fields that an action needs, those it may have, and what `how` may be.
+fn fields(act: Do) -> (Names, Names, Names) {
+    match act {
+        Do::Crash => (&["nodes"], &["for", "how", "what", "disk", "address"], &["refused", "silent"]),
+        Do::Start => (&["nodes"], &["disk", "address"], &[]),
+        Do::Join => (&["count"], &["every"], &[]),
+        Do::Leave => (&["nodes"], &["for", "disk", "address"], &[]),
+        Do::Drain => (&["nodes"], &["for"], &[]),
+        Do::Pause => (&["nodes", "for"], &["what"], &[]),
+        Do::Starve => (&["nodes", "for", "run", "stop"], &[], &[]),
+        Do::OneWay => (&["nodes", "to"], &["for"], &[]),
+        Do::Partition => (&["nodes"], &["to", "for"], &[]),
+        Do::FlipFlop => (&["nodes", "period"], &["to", "for"], &[]),
+        Do::Worsen => (&["nodes", "link"], &["to", "for"], &[]),
+        Do::Clock => (&["nodes", "value"], &["for"], &[]),
+        Do::Disk => (&["nodes", "how"], &["for"], &["full", "corrupt", "stale"]),
+        Do::App => (&["nodes", "how"], &["for", "value"], &["down", "hang", "slow", "fail", "ok"]),
+        Do::Roll => (&["service", "version", "every"], &[], &[]),
+        Do::Policy => (&["service", "value"], &["nodes"], &[]),
+        Do::Rollback => (&["service"], &["nodes"], &[]),
+        Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
+        Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage"]),
+    }
+}
+
+/// More would not fit into memory.
+const MOST_NODES: u32 = 5000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_is_named_with_its_place() {
+        let text = r#"
+            name = "x"
+            seconds = 10
+            [allow]
+            nothing-such = "why"
+            [[step]]
+            t = 11
+            do = "crash"
+            period = 3
+            [[step]]
+            t = 1
+            do = "pause"
+            nodes = "most"
+        "#;
+        let faults = Scenario::parse(text).unwrap_err().to_string();
+        for part in [
+            "allow.nothing-such",
+            "step 1: `do = Crash` needs `nodes`",
+            "step 1: `do = Crash` does not use `period`",
+            "step 1: t = 11",
+            "step 2: `do = Pause` needs `for`",
+            "step 2: `most`",
+        ] {
+            assert!(faults.contains(part), "{part} in:\n{faults}");
+        }
+        assert!(Scenario::parse("name = \"x\"\nseconds = 1\nsecond = 2").is_err());
+    }
+
+    #[test]
+    fn what_is_printed_reads_the_same() {
+        let mut scenario = Scenario::parse("name = \"x\"\nseconds = 10").unwrap();
+        let step = Step { nodes: Some("random 2".into()), lasts: Some(3.5), ..Step::new(1.25, Do::OneWay) };
+        scenario.step.push(Step { to: Some("rest".into()), ..step });
+        scenario.step.push(Step {
+            link: Some(Quality::default()),
+            nodes: Some("all".into()),
+            ..Step::new(2.0, Do::Worsen)
+        });
+        assert_eq!(Scenario::parse(&scenario.to_toml()).unwrap(), scenario);
+    }
+}

@@ -1,0 +1,298 @@
+//! Hosts come, run and go.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use lanemesh::{
+    health::Gate,
+    node::{Input, InstanceSpec, MembershipConfig, Node, NodeConfig},
+    routing::{Builder, Locality, Snapshot},
+    types::{Env, InstanceId, Lane, NodeId, Protocol, Region, VersionName, Zone},
+};
+
+use super::World;
+use crate::{
+    app::{App, Mood},
+    host::{Disk, Host, Off},
+    queue::{Event, MILLI, Run, SECOND, Time, seconds},
+    scenario::Profile,
+    trust::SimTrust,
+};
+
+impl World {
+    /// Everything that a scenario says from the start.
+    pub(super) fn plan_start(&mut self) {
+        let mesh = self.scenario.mesh.clone();
+        for host in 0..mesh.nodes {
+            self.add_host(None);
+            let at = seconds(self.chance(&[START, u64::from(host)]).unit() * mesh.start);
+            self.hosts[host as usize].started = at;
+            self.queue.plan(at, Event::Resume(Run { host, epoch: 0 }));
+        }
+        for (index, step) in self.scenario.step.iter().enumerate() {
+            self.queue.plan(seconds(step.t), Event::Begin(index as u32));
+        }
+        let calm = self.scenario.step.len() as u32;
+        self.queue.plan(seconds(self.scenario.seconds), Event::End(calm));
+        self.queue.plan(SECOND, Event::Sample);
+    }
+
+    /// A new host, not started. `name` for those that come late.
+    pub(super) fn add_host(&mut self, name: Option<String>) -> u32 {
+        let index = self.hosts.len() as u32;
+        let id = NodeId::new(&name.unwrap_or_else(|| format!("n{index}"))).expect("a valid name");
+        let mesh = &self.scenario.mesh;
+        let mut chance = self.chance(&[HOST, u64::from(index)]);
+        let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
+        let locality = Locality {
+            env: Env::new(env).expect("a valid name"),
+            region: Region::new("eu").expect("a valid name"),
+            zone: Zone::new(["eu-1", "eu-2", "eu-3"][index as usize % 3]).expect("a valid name"),
+        };
+        // By turns, so that every service has its share of canaries.
+        let turn = f64::from(index / mesh.services);
+        let canary = ((turn + 1.0) * mesh.canary).floor() > (turn * mesh.canary).floor();
+        let mut apps = vec![new_app(index, 0, &self.services, canary)];
+        if index == 0 {
+            apps.extend((0..mesh.extra_instances.min(250)).map(|at| new_app(0, at as u8 + 1, &self.services, false)));
+        }
+        self.hosts.push(Host {
+            index,
+            addr: address(index, 0),
+            node: None,
+            off: Some(Off::Never),
+            epoch: 0,
+            moves: 0,
+            stored: None,
+            disk: Disk::Works,
+            paused: None,
+            frozen: false,
+            leaving: false,
+            inbox: VecDeque::new(),
+            clock: 0,
+            builder: Builder::new(locality.clone()),
+            locality,
+            snapshot: Arc::new(Snapshot::empty()),
+            table: None,
+            wake: None,
+            apps,
+            started: 0,
+            ended: 0,
+            lies: false,
+            ready_since: None,
+            trouble: 0,
+            clean_since: 0,
+            island: None,
+            island_since: 0,
+            sent: (0, 0),
+            wakes: (0, 0),
+            id: id.clone(),
+        });
+        self.names.insert(id, index);
+        index
+    }
+
+    /// Starts a host's sidecar, and its applications if they do not run.
+    pub(super) fn boot(&mut self, host: u32, with_disk: bool, moves: bool) {
+        let at = host as usize;
+        if self.hosts[at].is_up() {
+            return;
+        }
+        if moves {
+            self.hosts[at].moves += 1;
+        }
+        let addr = address(host, self.hosts[at].moves);
+        if !with_disk {
+            self.hosts[at].stored = None;
+        }
+        self.hosts[at].addr = addr;
+        self.hosts[at].epoch += 1;
+        let Some(node) = self.new_node(host) else { return };
+        let (now, run) = (self.now, self.hosts[at].run());
+        let entry = &mut self.hosts[at];
+        entry.node = Some(node);
+        (entry.off, entry.paused, entry.frozen, entry.leaving) = (None, None, false, false);
+        (entry.started, entry.ready_since, entry.clean_since) = (now, None, now);
+        (entry.wake, entry.table) = (None, None);
+        entry.inbox.clear();
+        entry.snapshot = Arc::new(Snapshot::empty());
+        entry.builder = Builder::new(entry.locality.clone());
+        self.addrs.insert(addr, host);
+        self.announce_all(host);
+        let clock = self.hosts[at].now(now);
+        if let Some(node) = &mut self.hosts[at].node {
+            node.handle_timeout(clock);
+        }
+        self.drain(host);
+        self.after(MILLI, Event::Seeds(run));
+        let mut chance = self.chance(&[BOOT, u64::from(host), u64::from(run.epoch)]);
+        for app in 0..self.hosts[at].apps.len() {
+            self.start_app(host, app as u8, seconds(chance.between(0.05, 0.4)));
+            self.after(seconds(chance.between(0.01, 0.1)), Event::Check { at: run, app: app as u8 });
+        }
+        if self.scenario.mesh.rate > 0.0 {
+            let wait = seconds(chance.waiting(self.scenario.mesh.rate));
+            self.after(wait, Event::Client(run));
+        }
+        self.islands_changed();
+    }
+
+    fn new_node(&mut self, host: u32) -> Option<Node> {
+        let entry = &self.hosts[host as usize];
+        let services: Vec<_> = self.services.clone();
+        let membership = match self.scenario.mesh.profile {
+            Profile::Lan => MembershipConfig::lan(),
+            Profile::Wan => MembershipConfig::wan(),
+        };
+        let config = NodeConfig {
+            node: entry.id.clone(),
+            addr: entry.addr,
+            program: "sim".into(),
+            membership,
+            coalesce: COALESCE,
+            seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
+        };
+        let trust = SimTrust::honest(MESH, &entry.id, &services, self.register.clone());
+        match Node::new(config, Arc::new(trust), entry.load(), entry.now(self.now)) {
+            Ok(node) => Some(node),
+            Err(error) => {
+                self.findings.add("node-starts", format!("{} does not start: {error}", entry.id));
+                None
+            }
+        }
+    }
+
+    fn announce_all(&mut self, host: u32) {
+        let specs: Vec<InstanceSpec> = self.hosts[host as usize].apps.iter().map(|app| self.spec(host, app)).collect();
+        let entry = &mut self.hosts[host as usize];
+        let now = entry.now(self.now);
+        for spec in specs {
+            if let Some(Err(error)) = entry.node.as_mut().map(|node| node.announce(now, spec)) {
+                self.findings.add("node-starts", format!("{} can't announce: {error}", entry.id));
+            }
+        }
+    }
+
+    pub(super) fn spec(&self, host: u32, app: &App) -> InstanceSpec {
+        let entry = &self.hosts[host as usize];
+        let tags = match self.scenario.mesh.tag_bytes {
+            0 => BTreeMap::new(),
+            bytes => [("padding".to_owned(), "x".repeat(bytes as usize))].into(),
+        };
+        InstanceSpec {
+            id: app.id.clone(),
+            service: self.services[app.service].clone(),
+            host: entry.addr.ip().to_string(),
+            port: app.port,
+            protocol: Protocol::Http1,
+            env: entry.locality.env.clone(),
+            region: entry.locality.region.clone(),
+            zone: entry.locality.zone.clone(),
+            version: VersionName::new(&app.version).expect("a valid version"),
+            lane: if app.canary { Lane::new("canary").expect("a valid name") } else { Lane::stable() },
+            weight: 100,
+            tags,
+            capacity: None,
+        }
+    }
+
+    /// A sidecar's process is gone: nothing of it is left but what it wrote down.
+    pub(super) fn end_run(&mut self, host: u32, why: Off) {
+        let now = self.now;
+        let entry = &mut self.hosts[host as usize];
+        if entry.node.take().is_none() {
+            return;
+        }
+        self.addrs.remove(&entry.addr);
+        (entry.off, entry.ended, entry.paused, entry.frozen) = (Some(why), now, None, false);
+        entry.inbox.clear();
+        entry.table = None;
+        self.islands_changed();
+    }
+
+    /// The configured seeds' addresses now; their names are looked up again every 5 s.
+    pub(super) fn resolve_seeds(&mut self, run: Run) {
+        let seeds = self.hosts.iter().take(self.scenario.mesh.seeds as usize).map(|seed| seed.addr).collect();
+        self.feed(run.host, Input::Seeds(seeds));
+        self.after(5 * SECOND, Event::Seeds(run));
+    }
+
+    /// A stopped process goes on; a host's first start is one as well.
+    pub(super) fn resume(&mut self, run: Run) {
+        let (now, at) = (self.now, run.host as usize);
+        if self.hosts[at].off == Some(Off::Never) {
+            return self.boot(run.host, true, false);
+        }
+        let entry = &mut self.hosts[at];
+        if entry.epoch != run.epoch || entry.paused.is_none_or(|until| until > now) {
+            return;
+        }
+        (entry.paused, entry.frozen) = (None, false);
+        let waiting = std::mem::take(&mut entry.inbox);
+        // The agent takes what came before it looks at the clock.
+        for event in waiting {
+            self.happen(event);
+        }
+        self.wake(run.host);
+    }
+
+    /// A host's process stands still until then.
+    pub(super) fn pause(&mut self, host: u32, until: Time, with_apps: bool) {
+        let entry = &mut self.hosts[host as usize];
+        if !entry.is_up() || entry.paused.is_some_and(|already| already >= until) {
+            return;
+        }
+        entry.paused = Some(until);
+        entry.frozen |= with_apps;
+        let run = entry.run();
+        self.queue.plan(until, Event::Resume(run));
+    }
+}
+
+fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool) -> App {
+    let service = (host as usize + usize::from(number)) % services.len();
+    let id = match number {
+        0 => format!("{}-{host}", services[service]),
+        _ => format!("{}-{host}-{number}", services[service]),
+    };
+    App {
+        id: InstanceId::new(&id).expect("a valid name"),
+        service,
+        port: FIRST_PORT + u16::from(number),
+        version: if canary { "v2" } else { "v1" }.into(),
+        canary,
+        listening: false,
+        held_down: false,
+        start: 0,
+        mood: Mood::Well,
+        drained: None,
+        well_since: None,
+        gate: Gate::new(2, 2),
+    }
+}
+
+/// Of a host after so many moves: the machine and its address are one.
+pub(super) fn address(host: u32, moves: u8) -> SocketAddr {
+    let ip = Ipv4Addr::new(10, moves, (host >> 8) as u8, host as u8);
+    SocketAddr::from((ip, GOSSIP_PORT))
+}
+
+/// The host of an address, if it is its present one.
+pub(super) fn host_at(ip: Ipv4Addr, hosts: &[Host]) -> Option<u32> {
+    let [_, moves, high, low] = ip.octets();
+    let host = u32::from(high) << 8 | u32::from(low);
+    hosts.get(host as usize).filter(|entry| entry.moves == moves).map(|entry| entry.index)
+}
+
+pub(super) const MESH: &str = "sim";
+const GOSSIP_PORT: u16 = 7946;
+/// Port of a host's first application.
+pub(super) const FIRST_PORT: u16 = 8000;
+const COALESCE: std::time::Duration = std::time::Duration::from_millis(500);
+const START: u64 = 10;
+const HOST: u64 = 11;
+const BOOT: u64 = 12;
+const NODE: u64 = 13;

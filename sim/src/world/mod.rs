@@ -1,0 +1,239 @@
+//! The simulated world: hosts, network, users, faults, and the loop over the future.
+//!
+//! One thread, one queue, one seed. Invariant: everything that happens is an [`Event`] at a time, handled in order; the log's
+//! hash covers each. Not here: what is right and wrong (`invariants`).
+
+mod boot;
+mod faults;
+mod lies;
+mod oracle;
+mod traffic;
+mod wire;
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+
+use lanemesh::types::{NodeId, ServiceName};
+use rustc_hash::FxHashMap;
+
+pub use self::{
+    faults::Fault,
+    oracle::{Members, SETTLED},
+    traffic::{End, Flight, TIMEOUTS, Target},
+};
+use crate::{
+    chance::Chance,
+    conns::Conns,
+    host::Host,
+    invariants::{Findings, Invariant},
+    links::Links,
+    log::Log,
+    queue::{Event, Queue, Run, SECOND, Time, seconds},
+    scenario::Scenario,
+    stats::Stats,
+    trust::Register,
+};
+
+/// One simulation.
+pub struct World {
+    /// The seed.
+    pub seed: u64,
+    /// What is played.
+    pub scenario: Scenario,
+    /// Virtual time.
+    pub now: Time,
+    /// Everybody, also those who are gone.
+    pub hosts: Vec<Host>,
+    /// The network.
+    pub links: Links,
+    /// Connections between sidecars.
+    pub conns: Conns,
+    /// Service names by index.
+    pub services: Vec<ServiceName>,
+    /// Everything honestly signed.
+    pub register: Arc<Register>,
+    /// Faults that were begun, by step.
+    pub faults: Vec<Fault>,
+    /// What is counted.
+    pub stats: Stats,
+    /// What happened.
+    pub log: Log,
+    /// What is wrong.
+    pub findings: Findings,
+    /// When all faults ended, once they have.
+    pub calm_since: Option<Time>,
+    queue: Queue,
+    names: FxHashMap<NodeId, u32>,
+    addrs: FxHashMap<SocketAddr, u32>,
+    syncs: FxHashMap<u64, Asker>,
+    next_sync: u64,
+    flights: Vec<Option<Box<Flight>>>,
+    free: Vec<u32>,
+    pooled: FxHashMap<(u32, u32, u8), (u32, Time)>,
+    overheard: VecDeque<lanemesh::wire::Statement>,
+    checks: Vec<Box<dyn Invariant>>,
+    stop_at_first: bool,
+}
+
+/// Who waits for a sync's answer.
+struct Asker {
+    asker: Run,
+    token: u64,
+    by: u32,
+}
+
+impl World {
+    /// A world in which nothing has happened yet. The scenario must have passed its check.
+    pub fn new(scenario: Scenario, seed: u64, log: Log) -> Self {
+        let services = (0..scenario.mesh.services)
+            .map(|at| SERVICES[at as usize % SERVICES.len()].parse().expect("a valid name"))
+            .collect();
+        let mut world = Self {
+            seed,
+            now: 0,
+            hosts: Vec::new(),
+            links: Links::new(seed, scenario.mesh.link),
+            conns: Conns::default(),
+            services,
+            register: Arc::default(),
+            faults: Vec::new(),
+            stats: Stats::default(),
+            log,
+            findings: Findings::default(),
+            calm_since: None,
+            queue: Queue::default(),
+            names: FxHashMap::default(),
+            addrs: FxHashMap::default(),
+            syncs: FxHashMap::default(),
+            next_sync: 0,
+            flights: Vec::new(),
+            free: Vec::new(),
+            pooled: FxHashMap::default(),
+            overheard: VecDeque::new(),
+            checks: crate::invariants::all(&scenario),
+            stop_at_first: false,
+            scenario,
+        };
+        world.plan_start();
+        world
+    }
+
+    /// Ends a run at the first violation (for shrinking).
+    pub fn stop_at_first(&mut self) {
+        self.stop_at_first = true;
+    }
+
+    /// When it ends.
+    pub fn end(&self) -> Time {
+        seconds(self.scenario.seconds) + seconds(self.scenario.settle)
+    }
+
+    /// Plays everything, calling `each_second` once a virtual second.
+    pub fn play(&mut self, mut each_second: impl FnMut(&mut Self)) {
+        let end = self.end();
+        while let Some((at, event)) = self.queue.next(end) {
+            debug_assert!(at >= self.now);
+            self.now = at;
+            self.log.stamp(at, &event);
+            self.stats.events += 1;
+            let sampled = matches!(event, Event::Sample);
+            self.happen(event);
+            if sampled {
+                each_second(self);
+            }
+            if self.stop_at_first && !self.findings.is_empty() {
+                return;
+            }
+        }
+        self.now = end;
+        self.with_checks(|checks, world, found| checks.iter_mut().for_each(|check| check.end(world, found)));
+    }
+
+    /// A chance of its own for whatever the parts name.
+    pub fn chance(&self, parts: &[u64]) -> Chance {
+        Chance::of(self.seed, parts)
+    }
+
+    /// Plans an event after some time.
+    pub fn after(&mut self, delay: Time, event: Event) {
+        self.queue.plan(self.now + delay, event);
+    }
+
+    /// The host of a name.
+    pub fn host_of(&self, node: &NodeId) -> Option<u32> {
+        self.names.get(node).copied()
+    }
+
+    fn happen(&mut self, event: Event) {
+        let Some(event) = self.admit(event) else { return };
+        match event {
+            // One that was planned before an earlier one came up is not run.
+            Event::Wake(run) if self.hosts[run.host as usize].wake != Some(self.now) => {}
+            Event::Wake(run) => self.wake(run.host),
+            Event::Envelope { to, from, addr, bytes } => self.envelope(to.host, from, addr, bytes),
+            Event::SyncAsked { to, sync, bytes } => self.sync_asked(to.host, sync, bytes),
+            Event::SyncEnded { to, token, result } => self.sync_ended(to.host, token, result),
+            Event::Refused { to, token } => self.feed(to.host, lanemesh::node::Input::Refused { token }),
+            Event::Seeds(run) => self.resolve_seeds(run),
+            Event::Check { at, app } => self.check_app(at, app),
+            Event::Listen { at, app, start } => self.listen(at, app, start),
+            Event::Client(run) => self.client(run),
+            Event::Flight(flight) => self.fly(flight),
+            Event::Tried { flight, outcome, status } => self.tried(flight, outcome, status),
+            Event::Resume(run) => self.resume(run),
+            Event::Starve { at, fault } => self.starve(at, fault),
+            Event::Begin(step) => self.begin(step),
+            Event::End(step) => self.finish(step),
+            Event::Part { step, part } => self.part(step, part),
+            Event::Sample => self.sample(),
+        }
+    }
+
+    /// Drops what is for a run that ended; keeps back what is for a process that stands still.
+    fn admit(&mut self, event: Event) -> Option<Event> {
+        let (run, waits) = match &event {
+            Event::Wake(run) => (*run, false),
+            Event::Envelope { to, .. } => (*to, true),
+            Event::SyncAsked { to, .. } | Event::SyncEnded { to, .. } | Event::Refused { to, .. } => (*to, true),
+            Event::Seeds(run) | Event::Client(run) => (*run, true),
+            Event::Check { at, .. } => (*at, true),
+            _ => return Some(event),
+        };
+        let now = self.now;
+        let host = &mut self.hosts[run.host as usize];
+        if host.epoch != run.epoch || host.node.is_none() {
+            return None;
+        }
+        let Some(until) = host.paused.filter(|until| *until > now) else { return Some(event) };
+        if matches!(event, Event::Wake(_)) {
+            // Its timer is run when it goes on.
+            host.wake = None;
+        } else if waits && host.inbox.len() < INBOX {
+            host.inbox.push_back(event);
+        }
+        debug_assert!(until > now);
+        None
+    }
+
+    fn sample(&mut self) {
+        self.after(SECOND, Event::Sample);
+        self.note_ready();
+        self.with_checks(|checks, world, found| checks.iter_mut().for_each(|check| check.sample(world, found)));
+    }
+
+    /// Lets every invariant look.
+    fn with_checks(&mut self, look: impl FnOnce(&mut [Box<dyn Invariant>], &World, &mut Findings)) {
+        let mut checks = std::mem::take(&mut self.checks);
+        let mut found = std::mem::take(&mut self.findings);
+        look(&mut checks, self, &mut found);
+        found.stamp(self.now);
+        self.checks = checks;
+        self.findings = found;
+    }
+}
+
+/// What a socket's buffer and the agent's channel hold while a process stands still.
+const INBOX: usize = 1024;
+const SERVICES: [&str; 26] = [
+    "orders", "users", "carts", "stock", "pay", "mail", "search", "media", "geo", "auth", "prices", "tax", "ship",
+    "rates", "notes", "feed", "chat", "maps", "logs", "jobs", "flags", "tags", "docs", "keys", "sync", "edge",
+];

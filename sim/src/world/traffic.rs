@@ -1,0 +1,366 @@
+//! The data path: users' requests through each sidecar's real `choose` and `Attempts`, applications that answer or do not,
+//! and the checks of a sidecar on its own application.
+
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+
+use lanemesh::{
+    node::Input,
+    routing::{Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, Outcome, Request, Snapshot, Step, choose},
+    types::{Health, Mono},
+};
+
+use super::{
+    World,
+    boot::{FIRST_PORT, host_at},
+};
+use crate::{
+    app::CHECK_TIMEOUT,
+    queue::{Event, MILLI, Run, SECOND, Time},
+};
+
+/// Time limits of a request, as the configuration's defaults have them.
+pub const TIMEOUTS: AttemptsConfig =
+    AttemptsConfig { max_retries: 2, per_try: Duration::from_secs(5), total: Duration::from_secs(15) };
+
+/// An application that a try goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// The host that lives at the record's address now.
+    pub host: u32,
+    /// Its application.
+    pub app: u8,
+}
+
+/// One request on its way.
+pub struct Flight {
+    /// Whose sidecar handles it.
+    pub at: Run,
+    /// The view it was decided on.
+    pub snapshot: Arc<Snapshot>,
+    /// Index of its service.
+    pub service: usize,
+    /// Who sent it.
+    pub user: u32,
+    /// Its method's class.
+    pub class: MethodClass,
+    /// What was decided.
+    pub decision: Decision,
+    /// When it came.
+    pub begun: Time,
+    /// Where it went, in order; `None` where nobody lives at the address.
+    pub tries: Vec<Option<Target>>,
+    attempts: Attempts,
+    /// Start of the application that the current try went to.
+    app_start: u32,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// With an answer of this status, from there.
+    Answered(u16, Target),
+    /// Without one.
+    GaveUp(GiveUp),
+}
+
+impl World {
+    /// A user of a host sends a request, and will send another.
+    pub(super) fn client(&mut self, run: Run) {
+        self.stats.requests += 1;
+        let number = self.stats.requests;
+        let mut chance = self.chance(&[CLIENT, u64::from(run.host), self.now]);
+        let wait = chance.waiting(self.scenario.mesh.rate);
+        self.after((wait * SECOND as f64) as Time + 1, Event::Client(run));
+        if self.hosts[run.host as usize].leaving || self.hosts[run.host as usize].ready_since.is_none() {
+            // Its application is not sent users any more, or not yet.
+            self.stats.requests -= 1;
+            return;
+        }
+        let service = chance.below(self.services.len());
+        let user = chance.below(self.scenario.mesh.users.max(1) as usize) as u32;
+        let class = match chance.below(10) {
+            0 => MethodClass::Other,
+            1 | 2 => MethodClass::Idempotent,
+            _ => MethodClass::Safe,
+        };
+        let snapshot = self.view(run.host);
+        let subject = subject(user);
+        let request = Request {
+            subject: Some(&subject),
+            route_key: None,
+            explicit_lane: None,
+            method: class,
+            random: chance.next(),
+        };
+        let now = Mono(self.now);
+        let Some(view) = snapshot.service(self.services[service].as_str()) else {
+            return self.unknown_service(run, service);
+        };
+        let decision = choose(&snapshot, view, &request, now);
+        let attempts = Attempts::new(&decision, class, true, TIMEOUTS, now);
+        let flight = Flight {
+            at: run,
+            snapshot,
+            service,
+            user,
+            class,
+            decision,
+            begun: self.now,
+            tries: Vec::new(),
+            attempts,
+            app_start: 0,
+        };
+        self.with_checks(|checks, world, found| {
+            checks.iter_mut().for_each(|check| check.decided(world, &flight, found));
+        });
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() as u32 - 1
+        });
+        self.flights[at as usize] = Some(Box::new(flight));
+        debug_assert!(number > 0);
+        self.fly(at);
+    }
+
+    /// A host's view; what a newer one moved is looked at.
+    pub fn view(&mut self, host: u32) -> Arc<Snapshot> {
+        let now = self.now;
+        let entry = &mut self.hosts[host as usize];
+        if entry.table.is_none() {
+            return entry.snapshot.clone();
+        }
+        let before = entry.snapshot.clone();
+        let after = entry.view(now);
+        self.stats.snapshots += 1;
+        self.with_checks(|checks, world, found| {
+            checks.iter_mut().for_each(|check| check.published(world, host, &before, &after, found));
+        });
+        after
+    }
+
+    fn unknown_service(&mut self, run: Run, service: usize) {
+        self.stats.failed += 1;
+        self.stats.unknown_service += 1;
+        self.with_checks(|checks, world, found| {
+            checks.iter_mut().for_each(|check| check.unknown_service(world, run.host, service, found));
+        });
+    }
+
+    /// Does what `Attempts` says.
+    pub(super) fn fly(&mut self, at: u32) {
+        let Some(mut flight) = self.flights[at as usize].take() else { return };
+        if self.hosts[flight.at.host as usize].epoch != flight.at.epoch || !self.hosts[flight.at.host as usize].is_up()
+        {
+            // Its sidecar is gone, and its user with it.
+            self.free.push(at);
+            return;
+        }
+        let snapshot = flight.snapshot.clone();
+        let view = snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
+        match flight.attempts.next(view, Mono(self.now)) {
+            Step::Wait(until) => self.queue.plan(until.0, Event::Flight(at)),
+            Step::GiveUp(why) => {
+                let end = match why {
+                    // The last answer is passed on where there is one.
+                    GiveUp::RetriesUsedUp => {
+                        flight.tries.last().copied().flatten().map(|target| End::Answered(503, target))
+                    }
+                    _ => None,
+                };
+                self.landed(&flight, end.unwrap_or(End::GaveUp(why)));
+                self.free.push(at);
+                return;
+            }
+            Step::Try { instance, until, fresh } => {
+                let entry = &view.instances[usize::from(instance)];
+                let ip: Option<Ipv4Addr> = entry.record.host.parse().ok();
+                let host = ip.and_then(|ip| host_at(ip, &self.hosts));
+                let target = host.map(|host| Target { host, app: (entry.record.port - FIRST_PORT) as u8 });
+                flight.tries.push(target);
+                self.with_checks(|checks, world, found| {
+                    checks.iter_mut().for_each(|check| check.tried(world, &flight, entry, target, found));
+                });
+                let (delay, outcome, status) = self.exchange(&mut flight, target, fresh, until.0 - self.now);
+                self.after(delay, Event::Tried { flight: at, outcome, status });
+            }
+        }
+        self.flights[at as usize] = Some(flight);
+    }
+
+    /// A try ends.
+    pub(super) fn tried(&mut self, at: u32, outcome: Outcome, status: u16) {
+        let Some(mut flight) = self.flights[at as usize].take() else { return };
+        let target = flight.tries.last().copied().flatten();
+        let outcome = self.as_it_came(&flight, target, outcome);
+        let snapshot = flight.snapshot.clone();
+        let view = snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
+        if outcome == Outcome::StaleConnection {
+            // The same instance again: not another try.
+            flight.tries.pop();
+        }
+        flight.attempts.ended(outcome, view, Mono(self.now));
+        if outcome == Outcome::Answered {
+            if let Some(target) = target {
+                self.landed(&flight, End::Answered(status, target));
+            }
+            self.free.push(at);
+            return;
+        }
+        self.flights[at as usize] = Some(flight);
+        self.fly(at);
+    }
+
+    /// What happened on the way may have changed the end that was foreseen.
+    fn as_it_came(&self, flight: &Flight, target: Option<Target>, outcome: Outcome) -> Outcome {
+        let Some(Target { host, app }) = target else { return outcome };
+        let answered = matches!(outcome, Outcome::Answered | Outcome::RetryableStatus | Outcome::Timeout);
+        let broke = self.hosts[host as usize].apps.get(usize::from(app)).is_none_or(|a| a.start != flight.app_start);
+        if answered && broke { Outcome::Reset } else { outcome }
+    }
+
+    /// One try: how long it takes, how it ends, and the answer's status.
+    fn exchange(
+        &mut self,
+        flight: &mut Flight,
+        target: Option<Target>,
+        fresh: bool,
+        limit: Time,
+    ) -> (Time, Outcome, u16) {
+        let from = flight.at.host;
+        let connect = CONNECT.min(limit);
+        let Some(Target { host: to, app }) = target else { return (connect, Outcome::ConnectFailed, 0) };
+        let there = &self.hosts[to as usize];
+        let silent = there.off == Some(crate::host::Off::Silent);
+        let Some(state) = there.apps.get(usize::from(app)) else { return (MILLI, Outcome::ConnectFailed, 0) };
+        let (listening, start) = (state.listening, state.start);
+        flight.app_start = start;
+        let way = (from, to, app);
+        let pooled = self.pooled.get(&way).copied().filter(|(_, used)| self.now - used < POOL_IDLE);
+        let mut took = 0;
+        match pooled.filter(|_| !fresh) {
+            Some((run, _)) if run == start && listening => {}
+            Some(_) => {
+                // The other end is gone; where it could say so, the pool has noticed.
+                self.pooled.remove(&way);
+                let heard = !silent && self.links.open_both(from, to);
+                return if heard { (MILLI, Outcome::StaleConnection, 0) } else { (limit, Outcome::Timeout, 0) };
+            }
+            None => {
+                let shake = if silent { None } else { self.links.handshake(from, to, connect) };
+                match shake {
+                    None => return (connect, Outcome::ConnectFailed, 0),
+                    Some(delay) if !listening => return (delay.min(connect), Outcome::ConnectFailed, 0),
+                    Some(delay) => took = delay.min(connect),
+                }
+            }
+        }
+        self.pooled.insert(way, (start, self.now));
+        let frozen = self.hosts[to as usize].frozen.then(|| self.hosts[to as usize].paused).flatten();
+        let mut chance = self.chance(&[SERVE, u64::from(to), self.now, u64::from(flight.user)]);
+        let served = self.hosts[to as usize].apps[usize::from(app)].serve(&mut chance);
+        let sent = self.links.repeated(from, to, 200 * MILLI, limit);
+        let back = self.links.repeated(to, from, 200 * MILLI, limit);
+        let (Some((work, status)), Some(sent), Some(back)) = (served, sent, back) else {
+            return (limit, Outcome::Timeout, 0);
+        };
+        let stands = frozen.map_or(0, |until| until.saturating_sub(self.now));
+        let total = took + sent + stands + work + back;
+        match (total > limit, status) {
+            (true, _) => (limit, Outcome::Timeout, 0),
+            (false, 502..=504) => (total, Outcome::RetryableStatus, status),
+            (false, _) => (total, Outcome::Answered, status),
+        }
+    }
+
+    /// A request is over.
+    fn landed(&mut self, flight: &Flight, end: End) {
+        let took = self.now - flight.begun;
+        self.stats.landed(flight, end, took, self.now);
+        self.with_checks(|checks, world, found| {
+            checks.iter_mut().for_each(|check| check.landed(world, flight, end, found));
+        });
+    }
+
+    /// Plans an application's start.
+    pub(super) fn start_app(&mut self, host: u32, app: u8, delay: Time) {
+        let entry = &mut self.hosts[host as usize];
+        let run = entry.run();
+        let state = &mut entry.apps[usize::from(app)];
+        if state.listening || state.held_down {
+            return;
+        }
+        let start = state.start;
+        self.after(delay, Event::Listen { at: run, app, start });
+    }
+
+    /// An application begins to listen, unless it was started or stopped meanwhile.
+    pub(super) fn listen(&mut self, at: Run, app: u8, start: u32) {
+        let now = self.now;
+        let entry = &mut self.hosts[at.host as usize];
+        let state = &mut entry.apps[usize::from(app)];
+        if state.listening || state.held_down || state.start != start {
+            return;
+        }
+        state.listening = true;
+        state.start += 1;
+        state.note(now);
+    }
+
+    /// An application ends; its connections with it.
+    pub(super) fn stop_app(&mut self, host: u32, app: u8, held: bool) {
+        let now = self.now;
+        let state = &mut self.hosts[host as usize].apps[usize::from(app)];
+        state.held_down = held;
+        if state.listening {
+            state.listening = false;
+            state.start += 1;
+        }
+        state.note(now);
+    }
+
+    pub(super) fn stop_apps(&mut self, host: u32, held: bool) {
+        (0..self.hosts[host as usize].apps.len()).for_each(|app| self.stop_app(host, app as u8, held));
+        if held {
+            // A crash is over when somebody starts it again; `start_again` says so.
+            self.hosts[host as usize].apps.iter_mut().for_each(|app| app.drained = None);
+        }
+    }
+
+    /// A sidecar checks its application, as `probe` does.
+    pub(super) fn check_app(&mut self, at: Run, app: u8) {
+        let mut chance = self.chance(&[CHECK, u64::from(at.host), u64::from(app), self.now]);
+        let entry = &mut self.hosts[at.host as usize];
+        let now = entry.now(self.now);
+        let frozen = entry.frozen;
+        let state = &mut entry.apps[usize::from(app)];
+        let found = if frozen { None } else { state.checked(&mut chance) };
+        let changed = state.gate.record(found.unwrap_or(false));
+        let starting = self.now < entry.started + 30 * SECOND && state.gate.health() == Health::Critical;
+        let soon = state.gate.undecided() || starting;
+        let (id, took) = (state.id.clone(), if found.is_none() { CHECK_TIMEOUT } else { 0 });
+        let wait = if soon { SECOND / 10 } else { SECOND };
+        self.after(wait.max(took + 10 * MILLI), Event::Check { at, app });
+        if let (Some(health), Some(node)) = (changed, &mut self.hosts[at.host as usize].node) {
+            node.set_health(now, &id, health);
+            self.drain(at.host);
+        }
+    }
+
+    /// A sign from outside the mesh that a host's network works.
+    pub fn control(&mut self, host: u32) {
+        self.feed(host, Input::Control);
+    }
+}
+
+/// A user's subject.
+pub fn subject(user: u32) -> String {
+    format!("user-{user}")
+}
+
+const CLIENT: u64 = 20;
+const SERVE: u64 = 21;
+const CHECK: u64 = 22;
+/// To connect to an instance.
+const CONNECT: Time = SECOND;
+/// How long a connection to an instance is kept.
+const POOL_IDLE: Time = 30 * SECOND;
