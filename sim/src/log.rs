@@ -62,6 +62,10 @@ impl Log {
                     format!("envelope {from} -> {} of {} bytes {:016x}", to.host, bytes.len(), parts[3])
                 }
                 Event::SyncAsked { to, bytes, .. } => format!("sync asked of {} with {} bytes", to.host, bytes.len()),
+                Event::SyncEnded { to, token, result } => {
+                    let result = result.as_ref().map(|(by, bytes)| (by, bytes.len()));
+                    format!("sync {token} of {} ended: {result:?}", to.host)
+                }
                 other => format!("{other:?}"),
             };
             self.line(at, &line);
