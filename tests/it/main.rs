@@ -1,4 +1,9 @@
-//! The one integration binary: real sockets, port 0, no sleeps that hope.
+//! The one integration binary: what a user, a gateway or a peer relies on, through public faces only.
 
+mod allocations;
+mod counting;
+mod fleet;
 mod proxy;
+mod skip;
 mod support;
+mod vectors;

@@ -126,6 +126,20 @@ fn equal_points_are_ordered_by_id_and_a_key_on_a_point_belongs_to_it() {
 }
 
 #[test]
+fn ties_as_published() {
+    let vectors: serde_json::Value = serde_json::from_str(include_str!("../../../tests/vectors.json")).unwrap();
+    let number = |hex: &serde_json::Value| u64::from_str_radix(hex.as_str().unwrap(), 16).unwrap();
+    let ids = ["a", "b", "c"];
+    let slot = |id: &serde_json::Value| ids.iter().position(|known| id == known).unwrap() as u16;
+    let points: Vec<_> =
+        vectors["ties"]["points"].as_array().unwrap().iter().map(|p| (number(&p["hash"]), slot(&p["id"]))).collect();
+    let ring = Ring::from_points(ids.map(|id| member(id, 1)).to_vec(), &points);
+    for case in vectors["ties"]["orders"].as_array().unwrap() {
+        assert_eq!(serde_json::json!(order_ids(&ring, number(&case["key_hash"]))), case["order"], "{case}");
+    }
+}
+
+#[test]
 fn a_thousand_instances_each_come_once_whatever_the_key() {
     let members = members(1_000);
     let ring = ring(&members);
