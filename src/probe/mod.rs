@@ -40,6 +40,7 @@ pub struct Target {
     pub check: Check,
 }
 
+#[derive(Debug)]
 enum Order {
     Check(Target),
     Forget(InstanceId),
@@ -50,15 +51,6 @@ enum Order {
 pub struct Probes {
     orders: mpsc::UnboundedSender<Order>,
     supervisor: JoinHandle<()>,
-}
-
-impl std::fmt::Debug for Order {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Check(target) => write!(f, "check {}", target.id),
-            Self::Forget(id) => write!(f, "forget {id}"),
-        }
-    }
 }
 
 impl Probes {

@@ -399,15 +399,8 @@ fn refuse(worker: &Worker, stream: &tokio::net::TcpStream) {
     worker.metrics.client_connections_refused.inc();
     let reason = Reason::TooManyConnections;
     worker.metrics.proxy_error(reason.name());
-    let body = format!("lanemesh: {}\ncure: {}\nreason: {}\n", reason.what(), reason.cure(), reason.name());
-    let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n\
-         content-length: {}\r\nx-lanemesh-error: {}\r\n\r\n",
-        body.len(),
-        reason.name()
-    );
     // Nothing is owed to a client that does not take it at once.
-    let _ = stream.try_write((head + &body).as_bytes());
+    let _ = stream.try_write(reason.last_words().as_bytes());
 }
 
 /// Connections that may wait to be accepted.
