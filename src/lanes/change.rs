@@ -94,7 +94,11 @@ fn first(service: &ServiceName) -> LanePolicy {
 /// A version after everything seen: never behind the wall clock, never behind `seen`.
 fn next_version(seen: Option<&PolicyVersion>, epoch_step: u64, author: &str, wall: Wall) -> PolicyVersion {
     let (epoch, clock) = seen.map_or((0, 0), |version| (version.epoch, version.clock));
-    PolicyVersion { epoch: epoch + epoch_step, clock: wall.0.max(clock + 1), author: author.to_owned() }
+    PolicyVersion {
+        epoch: epoch.saturating_add(epoch_step),
+        clock: wall.0.max(clock.saturating_add(1)),
+        author: author.to_owned(),
+    }
 }
 
 impl PolicyChange {
