@@ -169,8 +169,15 @@ impl Node {
         let Some(namesake) = self.challenges.remove(&token) else { return };
         match outcome {
             Err(DialError::OwnName) => {
-                self.phase = Phase::Refused;
-                self.event(Event::NameTaken { addr: namesake.addr });
+                let addr = namesake.addr;
+                // Two that met only after a partition are both members: the higher run keeps the name, the other ends.
+                let theirs = (namesake.generation, namesake.nonce) > (self.generation, self.nonce);
+                if self.phase == Phase::Joining || theirs {
+                    self.phase = Phase::Refused;
+                    self.event(Event::NameTaken { addr });
+                } else {
+                    self.event(Event::NameClaimed { addr });
+                }
             }
             // Nobody, or somebody else, lives there now.
             Ok(_) | Err(DialError::Itself | DialError::Other(_)) => {

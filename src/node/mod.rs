@@ -158,7 +158,9 @@ impl Node {
 
     /// When [`Node::handle_timeout`] wants to be called next.
     pub fn poll_timeout(&self) -> Option<Mono> {
-        let joining = (self.phase == Phase::Joining).then_some(self.join_until);
+        // An open challenge ends by itself; until then the waiting time says nothing.
+        let waits = self.phase == Phase::Joining && self.challenges.is_empty();
+        let joining = waits.then_some(self.join_until);
         [
             self.membership.poll_timeout(),
             self.gossip_at,
