@@ -175,7 +175,8 @@ impl PolicyChange {
     fn resize(&self, policy: &mut LanePolicy, lane: &Lane, size: u16) -> Result<(), ChangeFault> {
         let before = policy.lanes.get(lane).cloned().unwrap_or_default();
         let raise = size.saturating_sub(before.size);
-        if raise > UNFORCED_RAISE && !(self.force && !self.reason.trim().is_empty()) {
+        let meant = self.force && !self.reason.trim().is_empty();
+        if raise > UNFORCED_RAISE && !meant {
             return Err(ChangeFault::BigRaise { lane: lane.clone(), by: raise.div_ceil(100) });
         }
         let others = || policy.lanes.iter().filter(|(other, rule)| *other != lane && rule.size > 0);

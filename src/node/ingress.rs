@@ -180,7 +180,9 @@ impl Node {
                 None
             }
             // What an earlier run said of its life is part of what everybody holds.
-            Body::Alive(Alive { generation, .. }) | Body::Left(Left { generation, .. }) if *generation < self.generation => {
+            Body::Alive(Alive { generation, .. }) | Body::Left(Left { generation, .. })
+                if *generation < self.generation =>
+            {
                 self.catalog.merge(statement, &*self.trust, now.wall);
                 None
             }

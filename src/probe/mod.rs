@@ -86,6 +86,7 @@ where
     R: Fn(InstanceId, Health) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = bool> + Send + 'static,
 {
+    #[expect(clippy::disallowed_methods, reason = "only this sidecar's own operator orders checks, one at a time")]
     let (orders, queue) = mpsc::unbounded_channel();
     let supervisor = tokio::spawn(supervise(targets, queue, report));
     Probes { orders, supervisor }
@@ -170,4 +171,5 @@ async fn resolve(authority: &str) -> Result<SocketAddr, String> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test's own few messages")]
 mod tests;

@@ -192,6 +192,7 @@ fn write_all(
             }
             Err(_) => {}
         }
+        #[expect(clippy::disallowed_methods, reason = "the writer's own thread: lines gather meanwhile")]
         thread::sleep(GATHER);
     }
 }

@@ -49,7 +49,8 @@ fn ten_nodes_see_each_other_within_a_second_and_hold_the_same() {
 fn a_change_is_in_every_table_within_a_fraction_of_a_second() {
     let mut world = World::mesh(10, 2);
     world.run(2 * SECOND);
-    let change = InstanceChange { weight: Some(30), lane: Some(Lane::new("canary").unwrap()), ..InstanceChange::default() };
+    let change =
+        InstanceChange { weight: Some(30), lane: Some(Lane::new("canary").unwrap()), ..InstanceChange::default() };
     world.order_of(3, |node, now| node.change_instance(now, &id("n3"), change).unwrap());
     let seen = |w: &World| everywhere(w, "n3", |c| c.record.weight == 30 && c.record.lane.as_str() == "canary");
     let took = world.run_until(5 * SECOND, seen).expect("never arrived");
@@ -84,9 +85,10 @@ fn a_leave_is_left_everywhere_at_once_and_never_down() {
     assert!(left(&world));
     for at in (0..10).filter(|at| *at != 4) {
         let name = world.name(4);
-        let bad = world.events(at).iter().any(|event| {
-            matches!(event, Event::Member { node, state: MemberState::Down } if node == name)
-        });
+        let bad = world
+            .events(at)
+            .iter()
+            .any(|event| matches!(event, Event::Member { node, state: MemberState::Down } if node == name));
         assert!(!bad, "n{at} held a leaver dead");
     }
 }
@@ -126,7 +128,8 @@ fn further_changes_are_coalesced() {
 #[test]
 fn a_policy_set_anywhere_reaches_everybody_and_a_rollback_wins() {
     let mut world = World::mesh(8, 6);
-    let canary = |size| PolicyChange { sizes: [(Lane::new("canary").unwrap(), size)].into(), ..PolicyChange::default() };
+    let canary =
+        |size| PolicyChange { sizes: [(Lane::new("canary").unwrap(), size)].into(), ..PolicyChange::default() };
     world.order_of(5, |node, now| node.set_policy(now, &orders(), &canary(500)).unwrap());
     let holds = |w: &World, off: bool| {
         w.running().iter().all(|at| w.table(*at).policies.get(&orders()).is_some_and(|policy| policy.off == off))
@@ -269,10 +272,12 @@ fn both_sides_of_a_partition_work_on_and_heal() {
         let mut world = World::mesh(10, 40 + seed);
         world.split_at(Some(4));
         let halves = |w: &World| {
-            (0..10).all(|a| (0..10).filter(|b| *b != a).all(|b| {
-                let same = (a < 4) == (b < 4);
-                (w.state(a, b) == Some(MemberState::Alive)) == same
-            }))
+            (0..10).all(|a| {
+                (0..10).filter(|b| *b != a).all(|b| {
+                    let same = (a < 4) == (b < 4);
+                    (w.state(a, b) == Some(MemberState::Alive)) == same
+                })
+            })
         };
         assert!(world.run_until(30 * SECOND, halves).is_some(), "seed {seed}");
         let change = InstanceChange { weight: Some(7), ..InstanceChange::default() };
@@ -359,7 +364,8 @@ fn a_flapping_instance_is_held_back_but_its_operator_is_not() {
 fn bad_bytes_are_counted_and_harm_nobody() {
     let mut world = World::mesh(3, 70);
     let (from, addr) = (world.name(1).clone(), "127.0.0.1:7001".parse().unwrap());
-    let mut junk: Vec<Vec<u8>> = vec![vec![], vec![9; 40], vec![1; 8], [[1; 9].to_vec(), vec![2, 255, 255, 255, 0]].concat()];
+    let mut junk: Vec<Vec<u8>> =
+        vec![vec![], vec![9; 40], vec![1; 8], [[1; 9].to_vec(), vec![2, 255, 255, 255, 0]].concat()];
     junk.push([[1; 9].to_vec(), vec![2, 3, 0, 0, 7, 7, 7], vec![200, 1, 0, 0, 5]].concat());
     for bytes in &junk {
         let bytes = bytes::Bytes::from(bytes.clone());

@@ -24,8 +24,17 @@ enum What {
     Wake,
     Input(Input),
     /// A request for a sync, with whoever listens there by then.
-    Dial { from: usize, token: u64, node: Option<NodeId>, request: Bytes },
-    Reply { token: u64, from: NodeId, bytes: Bytes },
+    Dial {
+        from: usize,
+        token: u64,
+        node: Option<NodeId>,
+        request: Bytes,
+    },
+    Reply {
+        token: u64,
+        from: NodeId,
+        bytes: Bytes,
+    },
 }
 
 struct Due {
@@ -297,10 +306,11 @@ impl World {
         let fault = if to == from {
             Some(DialError::Itself)
         } else if self.hosts[to].node.is_none() || self.cut(from, to) {
-            return self.later(Duration::from_secs(1), from, What::Input(Input::SyncEnded {
-                token,
-                result: Err(DialError::Other("silence".into())),
-            }));
+            return self.later(
+                Duration::from_secs(1),
+                from,
+                What::Input(Input::SyncEnded { token, result: Err(DialError::Other("silence".into())) }),
+            );
         } else if name == self.names[from] {
             Some(DialError::OwnName)
         } else if node.is_some_and(|node| node != name) {
@@ -334,10 +344,14 @@ impl World {
                             let delay = self.delay() * 3;
                             self.push(delay, to, run, What::Dial { from: at, token, node, request });
                         }
-                        None => self.later(Duration::from_secs(1), at, What::Input(Input::SyncEnded {
-                            token,
-                            result: Err(DialError::Other("nobody there".into())),
-                        })),
+                        None => self.later(
+                            Duration::from_secs(1),
+                            at,
+                            What::Input(Input::SyncEnded {
+                                token,
+                                result: Err(DialError::Other("nobody there".into())),
+                            }),
+                        ),
                     }
                 }
                 Output::SyncReply { id, bytes } => {
@@ -347,9 +361,9 @@ impl World {
                     }
                 }
                 Output::UdpProbe { token, addr } => {
-                    let refused = self.host_at(addr).is_some_and(|to| {
-                        self.hosts[to].node.is_none() && !self.hosts[to].silent && !self.cut(at, to)
-                    });
+                    let refused = self
+                        .host_at(addr)
+                        .is_some_and(|to| self.hosts[to].node.is_none() && !self.hosts[to].silent && !self.cut(at, to));
                     if refused {
                         self.later(Duration::from_micros(200), at, What::Input(Input::Refused { token }));
                     }
