@@ -3,7 +3,7 @@
 //! The order matters: applied first, the header's incarnation would make the signed refutation in the same packet look old,
 //! and it would never be passed on.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 
@@ -14,6 +14,8 @@ use crate::{
     wire::{Alive, Body, Envelope, Frame, Kind, Left, Namesake, Statement},
 };
 
+/// How long another run's words are heard before they are outdone.
+const OUTDO_AFTER: Duration = Duration::from_secs(3);
 /// Most statements of one envelope that are answered because the sender is behind.
 const MOST_ANSWERS: usize = 8;
 
@@ -186,7 +188,26 @@ impl Node {
                 self.catalog.merge(statement, &*self.trust, now.wall);
                 None
             }
+            Body::Alive(Alive { generation, incarnation, .. }) => {
+                let held = me.alive.as_ref().map(|(generation, incarnation, _)| (*generation, *incarnation));
+                if held < Some((*generation, *incarnation)) {
+                    self.spoken_for(now, statement, *generation);
+                }
+                None
+            }
+            Body::Left(Left { generation, .. }) => {
+                self.spoken_for(now, statement, *generation);
+                None
+            }
             Body::Instance(record) if record.generation < self.generation => Some(mine),
+            Body::Instance(record) => {
+                let held = self.catalog.instance(&self.config.node, &record.id);
+                let (generation, sequence) = (record.generation, record.sequence);
+                if held.is_none_or(|held| (held.record.generation, held.record.sequence) < (generation, sequence)) {
+                    self.spoken_for(now, statement, generation);
+                }
+                None
+            }
             Body::Policy(_) => {
                 // An earlier run of this node may have set it: policies belong to the mesh, so it merges like any other.
                 match self.catalog.merge(statement, &*self.trust, now.wall) {
@@ -197,6 +218,21 @@ impl Node {
                 None
             }
             _ => None,
+        }
+    }
+
+    /// Another run used this generation (two with one name met, and one has ended): what it said is outdone by the next
+    /// generation. Not at once: while the other one still lives, its introduction leads to it, and one of the two ends.
+    fn spoken_for(&mut self, now: Now, statement: &Statement, generation: u64) {
+        let Some(me) = self.catalog.member(&self.config.node) else { return };
+        let message = Statement::message(statement.kind, &statement.body);
+        let genuine = self.trust.verify(&me.facts.key, &message, &statement.signature);
+        if !genuine || self.phase != Phase::Member || !self.challenges.is_empty() {
+            return;
+        }
+        let since = *self.spoken_since.get_or_insert(now.mono);
+        if now.mono.since(since) >= OUTDO_AFTER {
+            self.outdo(now, generation);
         }
     }
 

@@ -189,6 +189,7 @@ impl Node {
 
     /// Takes a generation above `generation` and says everything anew.
     pub(super) fn outdo(&mut self, now: Now, generation: u64) {
+        self.spoken_since = None;
         self.generation = generation.saturating_add(1);
         self.membership.set_generation(now.mono, self.generation);
         self.introduce(now);
