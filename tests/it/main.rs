@@ -5,6 +5,7 @@ mod allocations;
 mod counting;
 mod fleet;
 mod floors;
+mod mesh;
 mod proxy;
 mod skip;
 mod support;
