@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 
-use super::{Event, Node, Now, Spread, view::Urgency};
+use super::{Event, Node, Now, Phase, Spread, view::Urgency};
 use crate::{
     catalog::{Change, Merge},
     types::{Health, InstanceRecord, NodeId},
-    wire::{Body, Envelope, Frame, Kind, Namesake, Statement},
+    wire::{Alive, Body, Envelope, Frame, Kind, Left, Namesake, Statement},
 };
 
 /// Most statements of one envelope that are answered because the sender is behind.
@@ -65,7 +65,8 @@ impl Node {
                 answers.push(answer);
             }
         }
-        if !answers.is_empty() {
+        // A node that has not joined yet says nothing of itself: its generation is not settled.
+        if !answers.is_empty() && self.phase == Phase::Member {
             self.send_statements(from, answers);
         }
     }
@@ -163,16 +164,9 @@ impl Node {
         let me = self.catalog.member(&self.config.node)?;
         let mine = me.statement.clone();
         match body {
-            Body::Member(member) if statement.body == mine.body => {
-                debug_assert_eq!(member.nonce, self.nonce);
-                None
-            }
+            Body::Member(_) if statement.body == mine.body => None,
+            Body::Member(member) if member.nonce == self.nonce || member.generation < self.generation => Some(mine),
             Body::Member(member) => {
-                let order = (member.generation, member.revision, &statement.body);
-                let older = order < (me.member.generation, me.member.revision, &mine.body);
-                if older || member.nonce == self.nonce {
-                    return Some(mine);
-                }
                 // Believed only with the signature that makes it this name's.
                 let certificate = statement.certificate.as_ref()?;
                 let facts = self.trust.check_certificate(certificate, now.wall).ok()?;
@@ -183,6 +177,13 @@ impl Node {
                     let (generation, addr, nonce) = (member.generation, member.addr, member.nonce);
                     self.namesake(now, Namesake { generation, addr, nonce });
                 }
+                None
+            }
+            // What an earlier run said of its life is part of what everybody holds.
+            Body::Alive(Alive { generation, .. }) | Body::Left(Left { generation, .. })
+                if *generation < self.generation =>
+            {
+                self.catalog.merge(statement, &*self.trust, now.wall);
                 None
             }
             Body::Instance(record) if record.generation < self.generation => Some(mine),

@@ -169,8 +169,15 @@ impl Node {
         let Some(namesake) = self.challenges.remove(&token) else { return };
         match outcome {
             Err(DialError::OwnName) => {
-                self.phase = Phase::Refused;
-                self.event(Event::NameTaken { addr: namesake.addr });
+                let addr = namesake.addr;
+                // Two that met only after a partition are both members: the higher run keeps the name, the other ends.
+                let theirs = (namesake.generation, namesake.nonce) > (self.generation, self.nonce);
+                if self.phase == Phase::Joining || theirs {
+                    self.phase = Phase::Refused;
+                    self.event(Event::NameTaken { addr });
+                } else {
+                    self.event(Event::NameClaimed { addr });
+                }
             }
             // Nobody, or somebody else, lives there now.
             Ok(_) | Err(DialError::Itself | DialError::Other(_)) => {
@@ -182,7 +189,7 @@ impl Node {
 
     /// Takes a generation above `generation` and says everything anew.
     pub(super) fn outdo(&mut self, now: Now, generation: u64) {
-        self.generation = generation + 1;
+        self.generation = generation.saturating_add(1);
         self.membership.set_generation(now.mono, self.generation);
         self.introduce(now);
         self.restate(now);

@@ -84,7 +84,8 @@ impl Builder {
     ) -> Kept {
         let last_view = last.map(|last| &*last.view);
         let compiled = policy.map(|policy| compiled(policy, last_view));
-        let instances = entries(&candidates, &self.locality, last_view);
+        let mut instances = entries(&candidates, &self.locality, last_view);
+        spare_the_last(&mut instances);
         let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view) {
             Ok(lanes) => (view(name, instances, compiled, lanes), None),
             Err((lane, fault)) => {
@@ -189,6 +190,19 @@ fn entries<'a>(candidates: &[&'a Candidate], locality: &Locality, last: Option<&
     candidates.iter().map(entry).collect()
 }
 
+/// A lane that would be empty without its flapping instances keeps them: an unsteady one is better than none.
+fn spare_the_last(instances: &mut [InstanceEntry]) {
+    for at in 0..instances.len() {
+        if instances[at].excluded != Some(Exclusion::Flapping) {
+            continue;
+        }
+        let lane = &instances[at].record.lane;
+        if !instances.iter().any(|entry| entry.excluded.is_none() && entry.record.lane == *lane) {
+            instances[at].excluded = None;
+        }
+    }
+}
+
 /// Facts by which an instance does not exist here: it then leaves its id to others.
 fn gone(candidate: &Candidate, locality: &Locality) -> Option<Exclusion> {
     match candidate.owner {
@@ -206,7 +220,8 @@ fn out_of_rotation(candidate: &Candidate) -> Option<Exclusion> {
     } else if record.health == crate::types::Health::Critical {
         Some(Exclusion::Critical)
     } else {
-        (record.weight == 0).then_some(Exclusion::WeightZero)
+        let zero = (record.weight == 0).then_some(Exclusion::WeightZero);
+        zero.or(candidate.held.then_some(Exclusion::Flapping))
     }
 }
 
@@ -238,7 +253,7 @@ fn why_empty(lane: &Lane, instances: &[InstanceEntry]) -> FallbackReason {
     let mut reason = FallbackReason::Absent;
     for entry in instances.iter().filter(|entry| entry.record.lane == *lane) {
         match entry.excluded {
-            Some(Exclusion::Critical | Exclusion::OwnerDown) => return FallbackReason::Unhealthy,
+            Some(Exclusion::Critical | Exclusion::OwnerDown | Exclusion::Flapping) => return FallbackReason::Unhealthy,
             Some(Exclusion::Draining | Exclusion::WeightZero) => reason = FallbackReason::Draining,
             Some(Exclusion::OtherEnv | Exclusion::OwnerLeft | Exclusion::DuplicateId) | None => {}
         }
@@ -394,6 +409,16 @@ mod tests {
         assert_eq!(found[..7], expected);
         assert_eq!(found[7..], [None, None, None]);
         assert_eq!(ring(&snapshot, "stable").members().len(), 4);
+    }
+
+    #[test]
+    fn a_flapping_instance_waits_unless_its_lane_has_nobody_else() {
+        let mut table = fleet(2, 0);
+        table.instances[0].held = true;
+        let owners = |table: &CandidateTable| [excluded(&built(table), "a0"), excluded(&built(table), "a1")];
+        assert_eq!(owners(&table), [Some(Exclusion::Flapping), None]);
+        edit(&mut table, "a1", |record| record.health = Health::Critical);
+        assert_eq!(owners(&table), [None, Some(Exclusion::Critical)]);
     }
 
     #[test]
