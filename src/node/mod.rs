@@ -57,6 +57,8 @@ pub struct Node {
     view: view::View,
     local: local::Local,
     seeds: BTreeMap<SocketAddr, join::Seed>,
+    /// Whether it was told its seeds; before that an empty list says nothing.
+    seeds_told: bool,
     challenges: BTreeMap<u64, crate::wire::Namesake>,
     syncs: sync::Syncs,
     forgotten: BTreeMap<NodeId, (u64, Mono)>,
@@ -107,6 +109,7 @@ impl Node {
             view: view::View::new(config.coalesce.min(Duration::from_secs(2))),
             local: local::Local::new(stored.drains, facts),
             seeds: BTreeMap::new(),
+            seeds_told: false,
             challenges: BTreeMap::new(),
             syncs: sync::Syncs::new(now.mono),
             forgotten: BTreeMap::new(),
@@ -200,7 +203,7 @@ impl Node {
 
     /// Whether it knows others, or was told of none.
     pub fn met_mesh(&self) -> bool {
-        self.seeds.values().all(|seed| seed.is_own()) || self.catalog.members().nth(1).is_some()
+        self.alone_by_plan() || self.catalog.members().nth(1).is_some()
     }
 
     /// What it holds.
