@@ -8,6 +8,8 @@
 //! Load: 32 kept-open connections, each with a fixed timetable (16 ms apart), 2,000 users. Latency runs from sending to the
 //! last byte of the answer; what a late answer delays on its own connection is not counted a second time.
 
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock and waits")]
+
 mod support;
 
 use std::{

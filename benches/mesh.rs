@@ -4,6 +4,8 @@
 //! cause (exec, order sent, signal) until the last sidecar says so itself over its admin API, asked every 4 ms. "Routed"
 //! means the routing snapshot that requests are decided on.
 
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock and waits")]
+
 mod support;
 
 use std::{
@@ -127,7 +129,7 @@ fn changes(figures: &mut Figures, mesh: &Mesh) {
     sleep(REST);
 }
 
-fn deaths(figures: &mut Figures, mesh: &mut Mesh, apps: &mut Vec<App>) {
+fn deaths(figures: &mut Figures, mesh: &mut Mesh, apps: &mut [App]) {
     let port = apps[5].port;
     let from = Instant::now();
     apps[5].stop();

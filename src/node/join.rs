@@ -28,12 +28,6 @@ pub(super) struct Seed {
     own: bool,
 }
 
-impl Seed {
-    pub fn is_own(&self) -> bool {
-        self.own
-    }
-}
-
 impl Node {
     pub(super) fn set_seeds(&mut self, now: Now, addrs: Vec<SocketAddr>) {
         self.seeds_told = true;

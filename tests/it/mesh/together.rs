@@ -83,7 +83,8 @@ fn ten_processes_find_each_other_and_hear_of_every_change() {
 
     settled(&pods);
     pods[1].must("PATCH", "/v1/instances/n2", &json!({ "weight": 50 }));
-    let took = everywhere("weight 50 on the ring", &pods, |pod| pod.ring("orders").get("n2").is_some_and(|i| i.2 == 50));
+    let took =
+        everywhere("weight 50 on the ring", &pods, |pod| pod.ring("orders").get("n2").is_some_and(|i| i.2 == 50));
     within("a weight in every snapshot", took, Duration::from_millis(400), 5);
     settled(&pods);
     pods[2].must_cli(&["instances", "set", "n3", "--lane", "canary"]);
