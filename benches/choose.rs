@@ -38,7 +38,7 @@ fn decisions(c: &mut Criterion) {
                 let service = snapshot.service(black_box("orders")).expect("the service is there");
                 choose(&snapshot, service, &fleet::get(black_box(&subjects[at])), fleet::NOW)
             };
-            let count = counting::allocations(|| (0..SUBJECTS).for_each(|_| drop(black_box(one()))));
+            let count = counting::allocations(|| (0..SUBJECTS).for_each(|_| _ = black_box(one())));
             println!("decision/{name}/{size}: {count} allocations in {SUBJECTS} decisions");
             group.bench_function(format!("{name}/{size}"), |b| b.iter(&mut one));
         }

@@ -29,4 +29,5 @@ pub mod proxy;
 
 pub mod app;
 pub mod cli;
+pub mod client;
 pub mod demo;

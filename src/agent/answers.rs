@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tokio::sync::oneshot;
+
 use super::{
     CommandError, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo,
     handle::Ask,
@@ -52,9 +54,13 @@ impl Agent {
                 drop(back.send(done.map_err(Into::into)));
             }
             Ask::Drain { ids, by, reason, min_ready, back } => {
-                drop(back.send(self.node.drain(now, &ids, &by, &reason, min_ready).map_err(Into::into)));
+                let done = self.node.drain(now, &ids, &by, &reason, min_ready);
+                self.answer_when_written(done.map_err(Into::into), back);
             }
-            Ask::Undrain { ids, back } => drop(back.send(self.node.undrain(now, &ids).map_err(Into::into))),
+            Ask::Undrain { ids, back } => {
+                let done = self.node.undrain(now, &ids);
+                self.answer_when_written(done.map_err(Into::into), back);
+            }
             Ask::SetPolicy(service, change, back) => {
                 drop(back.send(self.node.set_policy(now, &service, &change).map_err(Into::into)));
             }
@@ -65,6 +71,13 @@ impl Agent {
             Ask::Shutdown => self.drain_for_shutdown(),
             Ask::Leave(back) => self.leave(back),
         }
+    }
+
+    /// A drain survives a restart, also one that follows at once: it is on disk before it is answered.
+    fn answer_when_written<T: Send + 'static>(&mut self, answer: T, back: oneshot::Sender<T>) {
+        self.node.handle_timeout(self.now());
+        self.carry_out();
+        self.state.when_written(move || drop(back.send(answer)));
     }
 
     fn register(&mut self, new: NewInstance) -> Result<InstanceRecord, CommandError> {

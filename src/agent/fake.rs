@@ -249,6 +249,7 @@ fn snapshot(instances: &[InstanceInfo], policy: &LanePolicy) -> Arc<Snapshot> {
         record: Arc::new(info.record.clone()),
         owner: info.owner_state,
         stale: info.stale,
+        held: false,
     };
     let table = CandidateTable {
         version: 7,

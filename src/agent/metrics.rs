@@ -46,38 +46,32 @@ impl MeshMetrics {
     /// Registers everything.
     pub fn register(metrics: &Metrics) -> Self {
         let members = Family::<State, Gauge>::default();
-        metrics.register("lanemesh_members", "Members by state as this node sees them", members.clone());
+        metrics.register("members", "Members by state as this node sees them", members.clone());
         let changes = Family::<State, Counter>::default();
-        metrics.register("lanemesh_member_changes", "Changes of members' states, by the new state", changes.clone());
+        metrics.register("member_changes", "Changes of members' states, by the new state", changes.clone());
         let gauge = |name, help| metrics.register_gauge(name, help);
         let counter = |name, help| metrics.register_counter(name, help);
         Self {
             members,
             changes,
-            instances: gauge("lanemesh_instances", "Instance records held, withdrawn ones left out"),
-            policies: gauge("lanemesh_policies", "Lane policies held"),
-            health: gauge(
-                "lanemesh_health_score",
-                "Local health score: 0 is well, higher waits longer before it accuses",
-            ),
-            backlog: gauge("lanemesh_gossip_backlog", "Statements waiting to be spread"),
-            connections: gauge("lanemesh_peer_connections", "Open QUIC connections to peers"),
-            snapshot: gauge("lanemesh_snapshot_version", "Version of the routing snapshot in force"),
-            moved: gauge(
-                "lanemesh_snapshot_keys_moved_basis_points",
-                "Share of sampled keys that the last snapshot moved",
-            ),
-            build_micros: gauge("lanemesh_snapshot_build_microseconds", "Time that the last snapshot took to build"),
+            instances: gauge("instances", "Instance records held, withdrawn ones left out"),
+            policies: gauge("policies", "Lane policies held"),
+            health: gauge("health_score", "Local health score: 0 is well, higher waits longer before it accuses"),
+            backlog: gauge("gossip_backlog", "Statements waiting to be spread"),
+            connections: gauge("peer_connections", "Open QUIC connections to peers"),
+            snapshot: gauge("snapshot_version", "Version of the routing snapshot in force"),
+            moved: gauge("snapshot_keys_moved_basis_points", "Share of sampled keys that the last snapshot moved"),
+            build_micros: gauge("snapshot_build_microseconds", "Time that the last snapshot took to build"),
             build_faults: counter(
-                "lanemesh_snapshot_build_faults",
+                "snapshot_build_faults",
                 "Services whose new view was refused, the last good one kept",
             ),
-            refused: counter("lanemesh_statements_refused", "Statements of peers that were not believed"),
-            malformed: counter("lanemesh_malformed", "Envelopes or frames of peers that could not be read"),
-            name_claims: counter("lanemesh_name_claims", "Other processes that claimed this node's name"),
-            syncs_opened: counter("lanemesh_syncs_opened", "Catalog syncs opened"),
-            syncs_answered: counter("lanemesh_syncs_answered", "Catalog syncs answered"),
-            publications: counter("lanemesh_publications", "Candidate tables published"),
+            refused: counter("statements_refused", "Statements of peers that were not believed"),
+            malformed: counter("malformed", "Envelopes or frames of peers that could not be read"),
+            name_claims: counter("name_claims", "Other processes that claimed this node's name"),
+            syncs_opened: counter("syncs_opened", "Catalog syncs opened"),
+            syncs_answered: counter("syncs_answered", "Catalog syncs answered"),
+            publications: counter("publications", "Candidate tables published"),
         }
     }
 

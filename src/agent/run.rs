@@ -111,7 +111,7 @@ pub struct Agent {
     pub(super) info: Arc<OnceLock<NodeInfo>>,
     pub(super) ready: Arc<Ready>,
     pub(super) host: String,
-    state: StateDir,
+    pub(super) state: StateDir,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,

@@ -7,12 +7,17 @@ use tokio::sync::mpsc;
 /// Between look-ups.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Starts resolving; sends the addresses at once and whenever they change.
+/// Starts resolving; sends the addresses at once and whenever they change. No seed at all is said at once as well: until it is
+/// told, a node waits for seeds to ask.
 pub(super) fn watch(seeds: Vec<String>) -> mpsc::Receiver<Vec<SocketAddr>> {
     let (out, addrs) = mpsc::channel(1);
     if seeds.is_empty() {
         // Kept open for ever: the agent's loop only ever hears of changes.
-        tokio::spawn(async move { out.closed().await });
+        tokio::spawn(async move {
+            // Fails only when the agent has ended.
+            let _ = out.send(Vec::new()).await;
+            out.closed().await
+        });
         return addrs;
     }
     tokio::spawn(async move {

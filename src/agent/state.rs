@@ -15,11 +15,13 @@ use crate::node::Stored;
 const STATE: &str = "state";
 const LOCK: &str = "lock";
 const RESET_KEY: &str = "reset.key";
+/// States and questions waiting for the writer.
+const JOBS: usize = 16;
 
 /// The data directory of one running sidecar; held exclusively.
 pub struct StateDir {
     dir: PathBuf,
-    writes: Option<mpsc::Sender<Bytes>>,
+    jobs: Option<mpsc::SyncSender<Job>>,
     writer: Option<std::thread::JoinHandle<()>>,
     _lock: fs::File,
 }
@@ -56,7 +58,7 @@ impl StateDir {
             Err(fs::TryLockError::WouldBlock) => return Err(StateError::InUse(dir.to_owned())),
             Err(fs::TryLockError::Error(error)) => return Err(at(&lock_path)(error)),
         }
-        Ok(Self { dir: dir.to_owned(), writes: None, writer: None, _lock: lock })
+        Ok(Self { dir: dir.to_owned(), jobs: None, writer: None, _lock: lock })
     }
 
     /// The directory.
@@ -103,40 +105,68 @@ impl StateDir {
 
     /// Writes the state, soon, off this thread; of several only the last.
     pub(super) fn write(&mut self, bytes: Bytes) {
-        if self.writes.is_none() {
-            let (out, inbox) = mpsc::channel::<Bytes>();
+        self.hand_over(Job::Write(bytes));
+    }
+
+    /// Calls back when everything handed over so far has been written, or could not be.
+    pub(super) fn when_written(&mut self, back: impl FnOnce() + Send + 'static) {
+        self.hand_over(Job::Tell(Box::new(back)));
+    }
+
+    fn hand_over(&mut self, job: Job) {
+        let jobs = self.jobs.get_or_insert_with(|| {
+            let (jobs, inbox) = mpsc::sync_channel(JOBS);
             let path = self.dir.join(STATE);
-            let run = move || {
-                let mut failing = false;
-                while let Ok(mut bytes) = inbox.recv() {
-                    while let Ok(newer) = inbox.try_recv() {
-                        bytes = newer;
-                    }
-                    let written = replace(&path, &bytes);
-                    if let Err(error) = &written
-                        && !failing
-                    {
-                        tracing::warn!(
-                            "state file {}: {error}; going on without it, a restart will know less",
-                            path.display()
-                        );
-                    }
-                    failing = written.is_err();
-                }
-            };
-            self.writer = std::thread::Builder::new().name("lanemesh-state".into()).spawn(run).ok();
-            self.writes = Some(out);
+            let writer =
+                std::thread::Builder::new().name("lanemesh-state".into()).spawn(move || write_all(&path, &inbox));
+            if let Err(error) = &writer {
+                tracing::warn!("no thread for the state file: {error}; a restart will know less");
+            }
+            self.writer = writer.ok();
+            jobs
+        });
+        // A disk that hangs must not hang the gossip: what finds the queue full is dropped, and the next state is whole again.
+        if let Err(mpsc::TrySendError::Full(Job::Tell(back)) | mpsc::TrySendError::Disconnected(Job::Tell(back))) =
+            jobs.try_send(job)
+        {
+            back();
         }
-        if let Some(writes) = &self.writes {
-            // The writer lives as long as this sender.
-            let _ = writes.send(bytes);
+    }
+}
+
+/// What the writer is told.
+enum Job {
+    Write(Bytes),
+    Tell(Box<dyn FnOnce() + Send>),
+}
+
+/// The writer: takes what has gathered, writes the newest state, then tells those who wait.
+fn write_all(path: &Path, inbox: &mpsc::Receiver<Job>) {
+    let mut failing = false;
+    while let Ok(first) = inbox.recv() {
+        let (mut newest, mut waiting) = (None, Vec::new());
+        for job in std::iter::once(first).chain(inbox.try_iter()) {
+            match job {
+                Job::Write(bytes) => newest = Some(bytes),
+                Job::Tell(back) => waiting.push(back),
+            }
         }
+        if let Some(bytes) = newest {
+            let written = replace(path, &bytes);
+            if let Err(error) = &written
+                && !failing
+            {
+                tracing::warn!("state file {}: {error}; going on without it, a restart will know less", path.display());
+            }
+            failing = written.is_err();
+        }
+        waiting.into_iter().for_each(|back| back());
     }
 }
 
 impl Drop for StateDir {
     fn drop(&mut self) {
-        self.writes = None;
+        self.jobs = None;
         if let Some(writer) = self.writer.take() {
             // What was handed over is written before the process ends.
             let _ = writer.join();

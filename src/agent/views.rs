@@ -1,6 +1,6 @@
 //! Snapshots are built by a thread of their own: neither the gossip loop nor a request ever waits for a ring.
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
@@ -11,9 +11,22 @@ use crate::{
     telemetry::Clock,
 };
 
-/// The way to the building thread.
+/// What waits for the building thread: only the newest table counts, so there is room for one.
+#[derive(Default)]
+struct Slot {
+    next: Mutex<Next>,
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Next {
+    table: Option<Arc<CandidateTable>>,
+    closed: bool,
+}
+
+/// The way to the building thread; the thread ends with it.
 pub(super) struct Builder {
-    tables: mpsc::Sender<Arc<CandidateTable>>,
+    slot: Arc<Slot>,
 }
 
 impl Builder {
@@ -24,14 +37,11 @@ impl Builder {
         metrics: Arc<MeshMetrics>,
         ready: Arc<Ready>,
     ) -> Self {
-        let (tables, inbox) = mpsc::channel::<Arc<CandidateTable>>();
+        let slot = Arc::new(Slot::default());
+        let inbox = slot.clone();
         let run = move || {
             let mut builder = routing::Builder::new(locality);
-            while let Ok(mut table) = inbox.recv() {
-                // Only the newest counts.
-                while let Ok(newer) = inbox.try_recv() {
-                    table = newer;
-                }
+            while let Some(table) = inbox.take() {
                 let began = clock.mono();
                 let (snapshot, faults) = builder.build(&table, began);
                 metrics.built(&snapshot, clock.mono().since(began), faults.len());
@@ -43,11 +53,38 @@ impl Builder {
             }
         };
         std::thread::Builder::new().name("lanemesh-view".into()).spawn(run).expect("the system can start a thread");
-        Self { tables }
+        Self { slot }
     }
 
+    /// Hands over a table; never waits.
     pub fn build(&self, table: Arc<CandidateTable>) {
-        // The thread lives as long as this sender.
-        let _ = self.tables.send(table);
+        self.slot.change(|next| next.table = Some(table));
+    }
+}
+
+impl Drop for Builder {
+    fn drop(&mut self) {
+        self.slot.change(|next| next.closed = true);
+    }
+}
+
+impl Slot {
+    fn change(&self, how: impl FnOnce(&mut Next)) {
+        how(&mut self.next.lock().unwrap_or_else(PoisonError::into_inner));
+        self.filled.notify_one();
+    }
+
+    /// Waits for a table; `None` at the end.
+    fn take(&self) -> Option<Arc<CandidateTable>> {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if next.closed {
+                return None;
+            }
+            if let Some(table) = next.table.take() {
+                return Some(table);
+            }
+            next = self.filled.wait(next).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }

@@ -90,6 +90,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     let locality = Locality { env: config.env.clone(), region: config.region.clone(), zone: config.zone.clone() };
     let host = gossip.ip().to_string();
     let instances = local_instances(&config, &node_id, &host)?;
+    #[expect(clippy::disallowed_methods, reason = "only this sidecar's own operator orders checks, one at a time")]
     let (watch, watches) = mpsc::unbounded_channel();
     // The proxy needs the agent's snapshots, the agent's `info` the proxy's addresses: the info is completed by a cell.
     let info = Arc::new(std::sync::OnceLock::new());

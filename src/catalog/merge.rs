@@ -10,6 +10,8 @@ use crate::{
 
 /// Largest encoded policy, in bytes.
 const MAX_POLICY_BYTES: usize = 64 * 1024;
+/// Largest epoch of a policy: far more rollbacks than will ever happen, and room to count on.
+const MAX_EPOCH: u64 = 1 << 40;
 /// How far ahead of this node's clock a policy's clock may be.
 const MAX_AHEAD_MS: u64 = 60_000;
 
@@ -192,6 +194,9 @@ impl Catalog {
             let text =
                 format!("policy of `{}` is {ahead} s ahead of this node's clock: check the clocks", policy.service);
             return Merge::Refused(Refusal::Content(text));
+        }
+        if policy.version.epoch > MAX_EPOCH {
+            return Merge::Refused(Refusal::Content(format!("policy of `{}`: impossible epoch", policy.service)));
         }
         if let Err(fault) = policy.check() {
             return Merge::Refused(Refusal::Content(format!("policy of `{}`: {fault}", policy.service)));

@@ -1,9 +1,6 @@
 //! `lanemesh ca init` and `ca issue`: the mesh's own certificate authority, on this machine, without a sidecar.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{path::PathBuf, time::Duration};
 
 use serde_json::json;
 
@@ -125,6 +122,5 @@ fn failed(error: PkiError) -> Failure {
 }
 
 fn now() -> Wall {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Wall(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    crate::telemetry::Clock::start().wall()
 }

@@ -8,11 +8,9 @@
 //! Not here: what orders mean (the agent), how a decision is worded (`routing::Explanation`), running a sidecar (`app`).
 
 mod ca;
-pub mod client;
 mod config;
 mod demo;
 mod drain;
-mod failure;
 mod info;
 mod instances;
 mod leave;
@@ -34,7 +32,7 @@ use clap::{Parser, Subcommand, builder::FalseyValueParser};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use failure::{Exit, Failure};
+pub(crate) use crate::client::{self, Exit, Failure};
 
 /// A sidecar mesh without registry or leader: gossip membership over QUIC, stable lanes, consistent-hash routing.
 #[derive(Debug, Parser)]

@@ -54,11 +54,6 @@ pub fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Without control characters except line ends.
-pub fn clean_lines(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
-}
-
 /// UTC, to the second. A time past the year 9999 (a peer may claim anything) is shown as its number.
 pub fn time(at: Wall) -> String {
     if at.0 >= YEAR_10000 {
@@ -117,7 +112,7 @@ mod tests {
     fn a_peer_cannot_send_escape_sequences_to_the_terminal() {
         let text = table(&["A"], vec![vec!["\u{1b}[31mred\nnext".into()]], "");
         assert_eq!(text, "A\n\u{fffd}[31mred\u{fffd}next\n");
-        assert!(!clean_lines("a\u{9b}b\r\nc").contains(['\u{9b}', '\r']));
+        assert!(!crate::client::clean_lines("a\u{9b}b\r\nc").contains(['\u{9b}', '\r']));
     }
 
     #[test]

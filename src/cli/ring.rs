@@ -3,7 +3,6 @@
 use super::{
     Outcome,
     client::{Sidecar, encode},
-    output::clean_lines,
     shown,
 };
 use crate::{routing::RingReport, types::ServiceName};
@@ -19,5 +18,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args, json: bool) -> Outcome {
     let answer = args.sidecar.client()?.get(&format!("/v1/ring/{}", encode(args.service.as_str()))).await?;
-    shown(json, answer, |report: &RingReport| format!("{}\n", clean_lines(report.to_string().trim_end())))
+    shown(json, answer, |report: &RingReport| {
+        format!("{}\n", crate::client::clean_lines(report.to_string().trim_end()))
+    })
 }

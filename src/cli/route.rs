@@ -3,7 +3,6 @@
 use super::{
     Outcome,
     client::{Sidecar, encode, with_query},
-    output::clean_lines,
     shown,
 };
 use crate::{
@@ -45,5 +44,7 @@ pub(super) async fn run(args: &Args, json: bool) -> Outcome {
     ];
     let path = with_query(&format!("/v1/route/{}", encode(args.service.as_str())), &query);
     let answer = args.sidecar.client()?.get(&path).await?;
-    shown(json, answer, |explanation: &Explanation| format!("{}\n", clean_lines(explanation.to_string().trim_end())))
+    shown(json, answer, |explanation: &Explanation| {
+        format!("{}\n", crate::client::clean_lines(explanation.to_string().trim_end()))
+    })
 }

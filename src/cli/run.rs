@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use super::{Failure, config, failure::Exit};
+use super::{Exit, Failure, config};
 use crate::config::{Overrides, Source};
 
 /// Run a sidecar

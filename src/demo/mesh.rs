@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    cli::client::Client,
+    client::Client,
     pki::{Authority, LeafRequest},
     types::{MeshName, NodeId, ServiceName, Wall},
 };

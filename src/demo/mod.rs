@@ -5,9 +5,13 @@
 //! meanwhile, `app` the small application in each pod. Not here: anything that a user's own mesh would not do as well.
 
 mod app;
+#[expect(clippy::disallowed_methods, reason = "the demo measures what its users see")]
 mod load;
+#[expect(clippy::disallowed_methods, reason = "the demo measures what its users see")]
 mod mesh;
+#[expect(clippy::disallowed_methods, reason = "the demo measures what its users see")]
 mod screen;
+#[expect(clippy::disallowed_methods, reason = "the demo measures what its users see")]
 mod story;
 
 use std::process::ExitCode;

@@ -94,7 +94,11 @@ fn first(service: &ServiceName) -> LanePolicy {
 /// A version after everything seen: never behind the wall clock, never behind `seen`.
 fn next_version(seen: Option<&PolicyVersion>, epoch_step: u64, author: &str, wall: Wall) -> PolicyVersion {
     let (epoch, clock) = seen.map_or((0, 0), |version| (version.epoch, version.clock));
-    PolicyVersion { epoch: epoch + epoch_step, clock: wall.0.max(clock + 1), author: author.to_owned() }
+    PolicyVersion {
+        epoch: epoch.saturating_add(epoch_step),
+        clock: wall.0.max(clock.saturating_add(1)),
+        author: author.to_owned(),
+    }
 }
 
 impl PolicyChange {
@@ -171,7 +175,8 @@ impl PolicyChange {
     fn resize(&self, policy: &mut LanePolicy, lane: &Lane, size: u16) -> Result<(), ChangeFault> {
         let before = policy.lanes.get(lane).cloned().unwrap_or_default();
         let raise = size.saturating_sub(before.size);
-        if raise > UNFORCED_RAISE && !(self.force && !self.reason.trim().is_empty()) {
+        let meant = self.force && !self.reason.trim().is_empty();
+        if raise > UNFORCED_RAISE && !meant {
             return Err(ChangeFault::BigRaise { lane: lane.clone(), by: raise.div_ceil(100) });
         }
         let others = || policy.lanes.iter().filter(|(other, rule)| *other != lane && rule.size > 0);

@@ -174,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Dials beside a connection that has gone silent, at most once per dial deadline; see `settle`.
+    /// Dials beside a connection that has gone silent, at most once in two dial deadlines; see `settle`.
     fn race(self: &Arc<Self>, pool: &mut Pool<Connection>, node: &NodeId, addr: SocketAddr, now: Instant) {
         let pause = 2 * self.limits.dial_deadline;
         let peer = pool.peer(node);

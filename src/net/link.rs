@@ -84,17 +84,17 @@ impl Engine {
             outbox: Default::default(),
             flushing: false,
         };
-        let added = {
+        // After a double dial the one in use may be the other.
+        let (added, used) = {
             let mut pool = self.pool();
             let added = pool.add(&node, link);
-            if let Some(front) = pool.front(&node) {
-                self.flush(&node, front);
-            }
-            added
+            let front = pool.front(&node).expect("just added");
+            self.flush(&node, front);
+            (added, front.conn.clone())
         };
         for waiting in added.waiting {
             // Whoever waited may have reached its deadline.
-            let _ = waiting.send(Ok(conn.clone()));
+            let _ = waiting.send(Ok(used.clone()));
         }
         for old in &added.close {
             self.stats.evicted.one();

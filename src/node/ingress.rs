@@ -3,17 +3,19 @@
 //! The order matters: applied first, the header's incarnation would make the signed refutation in the same packet look old,
 //! and it would never be passed on.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 
-use super::{Event, Node, Now, Spread, view::Urgency};
+use super::{Event, Node, Now, Phase, Spread, view::Urgency};
 use crate::{
     catalog::{Change, Merge},
     types::{Health, InstanceRecord, NodeId},
-    wire::{Body, Envelope, Frame, Kind, Namesake, Statement},
+    wire::{Alive, Body, Envelope, Frame, Kind, Left, Namesake, Statement},
 };
 
+/// How long another run's words are heard before they are outdone.
+const OUTDO_AFTER: Duration = Duration::from_secs(3);
 /// Most statements of one envelope that are answered because the sender is behind.
 const MOST_ANSWERS: usize = 8;
 
@@ -65,7 +67,8 @@ impl Node {
                 answers.push(answer);
             }
         }
-        if !answers.is_empty() {
+        // A node that has not joined yet says nothing of itself: its generation is not settled.
+        if !answers.is_empty() && self.phase == Phase::Member {
             self.send_statements(from, answers);
         }
     }
@@ -163,16 +166,9 @@ impl Node {
         let me = self.catalog.member(&self.config.node)?;
         let mine = me.statement.clone();
         match body {
-            Body::Member(member) if statement.body == mine.body => {
-                debug_assert_eq!(member.nonce, self.nonce);
-                None
-            }
+            Body::Member(_) if statement.body == mine.body => None,
+            Body::Member(member) if member.nonce == self.nonce || member.generation < self.generation => Some(mine),
             Body::Member(member) => {
-                let order = (member.generation, member.revision, &statement.body);
-                let older = order < (me.member.generation, me.member.revision, &mine.body);
-                if older || member.nonce == self.nonce {
-                    return Some(mine);
-                }
                 // Believed only with the signature that makes it this name's.
                 let certificate = statement.certificate.as_ref()?;
                 let facts = self.trust.check_certificate(certificate, now.wall).ok()?;
@@ -185,7 +181,33 @@ impl Node {
                 }
                 None
             }
+            // What an earlier run said of its life is part of what everybody holds.
+            Body::Alive(Alive { generation, .. }) | Body::Left(Left { generation, .. })
+                if *generation < self.generation =>
+            {
+                self.catalog.merge(statement, &*self.trust, now.wall);
+                None
+            }
+            Body::Alive(Alive { generation, incarnation, .. }) => {
+                let held = me.alive.as_ref().map(|(generation, incarnation, _)| (*generation, *incarnation));
+                if held < Some((*generation, *incarnation)) {
+                    self.spoken_for(now, statement, *generation);
+                }
+                None
+            }
+            Body::Left(Left { generation, .. }) => {
+                self.spoken_for(now, statement, *generation);
+                None
+            }
             Body::Instance(record) if record.generation < self.generation => Some(mine),
+            Body::Instance(record) => {
+                let held = self.catalog.instance(&self.config.node, &record.id);
+                let (generation, sequence) = (record.generation, record.sequence);
+                if held.is_none_or(|held| (held.record.generation, held.record.sequence) < (generation, sequence)) {
+                    self.spoken_for(now, statement, generation);
+                }
+                None
+            }
             Body::Policy(_) => {
                 // An earlier run of this node may have set it: policies belong to the mesh, so it merges like any other.
                 match self.catalog.merge(statement, &*self.trust, now.wall) {
@@ -196,6 +218,21 @@ impl Node {
                 None
             }
             _ => None,
+        }
+    }
+
+    /// Another run used this generation (two with one name met, and one has ended): what it said is outdone by the next
+    /// generation. Not at once: while the other one still lives, its introduction leads to it, and one of the two ends.
+    fn spoken_for(&mut self, now: Now, statement: &Statement, generation: u64) {
+        let Some(me) = self.catalog.member(&self.config.node) else { return };
+        let message = Statement::message(statement.kind, &statement.body);
+        let genuine = self.trust.verify(&me.facts.key, &message, &statement.signature);
+        if !genuine || self.phase != Phase::Member || !self.challenges.is_empty() {
+            return;
+        }
+        let since = *self.spoken_since.get_or_insert(now.mono);
+        if now.mono.since(since) >= OUTDO_AFTER {
+            self.outdo(now, generation);
         }
     }
 

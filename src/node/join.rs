@@ -28,20 +28,20 @@ pub(super) struct Seed {
     own: bool,
 }
 
-impl Seed {
-    pub fn is_own(&self) -> bool {
-        self.own
-    }
-}
-
 impl Node {
     pub(super) fn set_seeds(&mut self, now: Now, addrs: Vec<SocketAddr>) {
+        self.seeds_told = true;
         self.seeds.retain(|addr, _| addrs.contains(addr));
         for addr in addrs {
             let own = addr == self.config.addr;
             self.seeds.entry(addr).or_insert(Seed { next: now.mono, pause: FIRST_PAUSE, in_flight: false, own });
         }
         self.drive_join(now);
+    }
+
+    /// It was told of no seed but itself: the first of its mesh, with nobody to ask.
+    pub(super) fn alone_by_plan(&self) -> bool {
+        self.seeds_told && self.seeds.values().all(|seed| seed.own)
     }
 
     /// When a seed is to be tried next.
@@ -70,7 +70,7 @@ impl Node {
                 }
             }
         }
-        let waited = now.mono >= self.join_until || self.seeds.values().all(|seed| seed.own);
+        let waited = now.mono >= self.join_until || self.alone_by_plan();
         if self.phase == Phase::Joining && waited && self.challenges.is_empty() {
             self.take_part(now);
         }
@@ -169,8 +169,15 @@ impl Node {
         let Some(namesake) = self.challenges.remove(&token) else { return };
         match outcome {
             Err(DialError::OwnName) => {
-                self.phase = Phase::Refused;
-                self.event(Event::NameTaken { addr: namesake.addr });
+                let addr = namesake.addr;
+                // Two that met only after a partition are both members: the higher run keeps the name, the other ends.
+                let theirs = (namesake.generation, namesake.nonce) > (self.generation, self.nonce);
+                if self.phase == Phase::Joining || theirs {
+                    self.phase = Phase::Refused;
+                    self.event(Event::NameTaken { addr });
+                } else {
+                    self.event(Event::NameClaimed { addr });
+                }
             }
             // Nobody, or somebody else, lives there now.
             Ok(_) | Err(DialError::Itself | DialError::Other(_)) => {
@@ -182,10 +189,55 @@ impl Node {
 
     /// Takes a generation above `generation` and says everything anew.
     pub(super) fn outdo(&mut self, now: Now, generation: u64) {
-        self.generation = generation + 1;
+        self.spoken_since = None;
+        self.generation = generation.saturating_add(1);
         self.membership.set_generation(now.mono, self.generation);
         self.introduce(now);
         self.restate(now);
         self.persist_at = Some(now.mono);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        node::{Input, MembershipConfig, NodeConfig, Stored},
+        types::{FakeTrust, Wall},
+    };
+
+    fn node() -> Node {
+        let name = NodeId::new("n1").unwrap();
+        let config = NodeConfig {
+            node: name.clone(),
+            addr: "127.0.0.1:7000".parse().unwrap(),
+            program: "test".into(),
+            membership: MembershipConfig::lan(),
+            coalesce: Duration::ZERO,
+            seed: 1,
+        };
+        Node::new(config, Arc::new(FakeTrust::new(&name)), Stored::default(), at(0)).unwrap()
+    }
+
+    fn at(millis: u64) -> Now {
+        Now { mono: Mono::from_millis(millis), wall: Wall(1_000_000 + millis) }
+    }
+
+    /// Seeds are resolved while the node already runs. It would otherwise speak under a generation that the mesh knows from
+    /// an earlier run, or in the name of another live process.
+    #[test]
+    fn it_does_not_take_part_before_it_was_told_its_seeds() {
+        let mut first = node();
+        first.handle_timeout(at(1));
+        assert!(!first.is_member() && !first.met_mesh());
+        first.handle(at(2), Input::Seeds(vec!["127.0.0.1:7000".parse().unwrap()]));
+        assert!(first.is_member() && first.met_mesh(), "only itself: nobody to ask");
+
+        let mut later = node();
+        later.handle_timeout(at(1));
+        later.handle(at(2), Input::Seeds(vec!["127.0.0.1:7001".parse().unwrap()]));
+        assert!(!later.is_member() && !later.met_mesh(), "a seed is asked first");
     }
 }

@@ -220,6 +220,7 @@ impl Node {
                 self.put(now, record)?;
             }
         }
+        self.persist_at = Some(now.mono);
         Ok(ids)
     }
 
@@ -234,7 +235,7 @@ impl Node {
                 self.put(now, record)?;
             }
         }
-        self.touch(now);
+        self.persist_at = Some(now.mono);
         Ok(ids)
     }
 

@@ -113,8 +113,7 @@ impl View {
         let held = self.held(now, &record, owner);
         // A view from disk counts until its owner is heard of or found dead.
         let stale = member.stale && matches!(owner, MemberState::Alive | MemberState::Doubtful);
-        let _ = held;
-        Some(Candidate { record, owner, stale })
+        Some(Candidate { record, owner, stale, held })
     }
 
     /// Whether the return of an instance is held back because it flaps.

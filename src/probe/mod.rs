@@ -40,6 +40,7 @@ pub struct Target {
     pub check: Check,
 }
 
+#[derive(Debug)]
 enum Order {
     Check(Target),
     Forget(InstanceId),
@@ -50,15 +51,6 @@ enum Order {
 pub struct Probes {
     orders: mpsc::UnboundedSender<Order>,
     supervisor: JoinHandle<()>,
-}
-
-impl std::fmt::Debug for Order {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Check(target) => write!(f, "check {}", target.id),
-            Self::Forget(id) => write!(f, "forget {id}"),
-        }
-    }
 }
 
 impl Probes {
@@ -94,6 +86,7 @@ where
     R: Fn(InstanceId, Health) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = bool> + Send + 'static,
 {
+    #[expect(clippy::disallowed_methods, reason = "only this sidecar's own operator orders checks, one at a time")]
     let (orders, queue) = mpsc::unbounded_channel();
     let supervisor = tokio::spawn(supervise(targets, queue, report));
     Probes { orders, supervisor }
@@ -178,4 +171,5 @@ async fn resolve(authority: &str) -> Result<SocketAddr, String> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test's own few messages")]
 mod tests;

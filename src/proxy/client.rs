@@ -88,9 +88,7 @@ impl Client {
         } else if self.wire.follower.borrow().in_head() {
             if silent > timeouts.head {
                 worker.metrics.proxy_error(Reason::RequestTimeout.name());
-                self.socket.last_words(
-                    "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\nx-lanemesh-error: request_timeout\r\n\r\n",
-                );
+                self.socket.last_words(&Reason::RequestTimeout.last_words());
                 self.cut();
             }
         } else if silent > timeouts.idle {
@@ -131,7 +129,7 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
         tokio::select! {
             ended = &mut connection => {
                 if let Err(error) = ended {
-                    broken(&worker, address, &error);
+                    broken(&worker, &client, &error);
                 }
                 return;
             }
@@ -156,14 +154,19 @@ fn builder(worker: &Worker) -> http1::Builder {
 }
 
 /// hyper answers what it cannot parse by itself, without a body; here it is counted and explained.
-fn broken(worker: &Worker, client: SocketAddr, error: &hyper::Error) {
-    let reason = if error.is_parse_too_large() {
+fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
+    let reason = if error.is_parse_version_h2() {
+        // The one thing that hyper closes upon without a word.
+        client.socket.last_words(&Reason::VersionUnsupported.last_words());
+        Some(Reason::VersionUnsupported)
+    } else if error.is_parse_too_large() {
         Some(Reason::HeadTooLarge)
     } else if error.is_parse() {
-        Some(Reason::BadTarget)
+        Some(Reason::BadSyntax)
     } else {
         None
     };
+    let client = client.address;
     if let Some(reason) = reason {
         worker.metrics.proxy_error(reason.name());
         let limits = (worker.config.max_head_bytes, worker.config.max_headers);

@@ -12,6 +12,10 @@ use crate::routing::GiveUp;
 /// Why the proxy answers in an upstream's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
+    /// Not HTTP/1.1 at all. hyper answers it, without a body; this names it in metrics.
+    BadSyntax,
+    /// HTTP/2.
+    VersionUnsupported,
     /// Conflicting or odd `Content-Length` and `Transfer-Encoding`.
     BadFraming,
     /// `Host` is missing, there is more than one, or it is no `name[:port]`.
@@ -73,7 +77,13 @@ const fn entry(
 
 /// In the order of [`Reason`].
 #[rustfmt::skip]
-const TABLE: [Entry; 18] = [
+const TABLE: [Entry; 20] = [
+    entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
+        "what the client sent is not an HTTP/1.1 request",
+        "send plain HTTP/1.1 to this port; TLS is not taken here"),
+    entry(Reason::VersionUnsupported, "http_version_not_supported", 505, "http_request_error",
+        "HTTP/2 is not supported by this version",
+        "use HTTP/1.1"),
     entry(Reason::BadFraming, "bad_framing", 400, "http_request_error",
         "the request's length is given twice or in conflict (Content-Length, Transfer-Encoding)",
         "send one Content-Length of digits only, or Transfer-Encoding: chunked, never both"),
@@ -132,8 +142,8 @@ const TABLE: [Entry; 18] = [
 
 impl Reason {
     /// All of them, in documented order.
-    pub const ALL: [Self; 18] = {
-        let mut all = [Self::BadFraming; 18];
+    pub const ALL: [Self; 20] = {
+        let mut all = [Self::BadSyntax; 20];
         let mut at = 0;
         while at < all.len() {
             all[at] = TABLE[at].reason;
@@ -170,7 +180,9 @@ impl Reason {
     pub(super) fn closes(self) -> bool {
         matches!(
             self,
-            Self::BadFraming
+            Self::BadSyntax
+                | Self::VersionUnsupported
+                | Self::BadFraming
                 | Self::BadHost
                 | Self::BadTarget
                 | Self::BadConnectionHeader
@@ -207,6 +219,18 @@ impl Reason {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    /// The whole response as it goes over the wire, for a connection that is closed with it and that hyper does not hold.
+    pub(super) fn last_words(self) -> String {
+        let status = StatusCode::from_u16(self.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = format!("lanemesh: {}\ncure: {}\nreason: {}\n", self.what(), self.cure(), self.name());
+        format!(
+            "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {}\r\n\
+             x-lanemesh-error: {}\r\n\r\n{body}",
+            body.len(),
+            self.name()
+        )
     }
 
     /// Names the reason in a response's headers.

@@ -2,8 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::{BTreeMap, hash_map::RandomState},
-    hash::BuildHasher,
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     rc::Rc,
@@ -17,6 +16,7 @@ use std::{
 
 use arc_swap::{ArcSwap, cache::Cache};
 use http::HeaderName;
+use ring::rand::{SecureRandom, SystemRandom};
 use rustc_hash::FxHashMap;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
@@ -258,7 +258,7 @@ impl Worker {
             pool,
             snapshots: RefCell::new(Cache::new(snapshots)),
             view,
-            random: Cell::new(RandomState::new().hash_one(0)),
+            random: Cell::new(first_random()),
             clients: RefCell::default(),
             next_client: Cell::new(0),
             shared,
@@ -399,21 +399,23 @@ fn refuse(worker: &Worker, stream: &tokio::net::TcpStream) {
     worker.metrics.client_connections_refused.inc();
     let reason = Reason::TooManyConnections;
     worker.metrics.proxy_error(reason.name());
-    let body = format!("lanemesh: {}\ncure: {}\nreason: {}\n", reason.what(), reason.cure(), reason.name());
-    let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n\
-         content-length: {}\r\nx-lanemesh-error: {}\r\n\r\n",
-        body.len(),
-        reason.name()
-    );
     // Nothing is owed to a client that does not take it at once.
-    let _ = stream.try_write((head + &body).as_bytes());
+    let _ = stream.try_write(reason.last_words().as_bytes());
 }
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// How often a thread looks at its connections' clocks. A reset of a waiting client is noticed within this time.
 const SWEEP: Duration = Duration::from_millis(500);
+/// Where a thread's random numbers begin. They need not be secret, only different; the clock's low bits do as well.
+fn first_random() -> u64 {
+    let mut bytes = [0; 8];
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => u64::from_le_bytes(bytes),
+        Err(_) => Clock::start().wall().0,
+    }
+}
+
 /// For requests in flight at the very end.
 const LAST_WAIT: Duration = Duration::from_millis(250);
 /// Series of departed instances are looked for every so many sweeps (10 s).

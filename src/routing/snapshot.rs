@@ -45,6 +45,8 @@ pub enum Exclusion {
     OwnerLeft,
     /// Another node announces the same id; the smaller node id keeps it.
     DuplicateId,
+    /// It keeps leaving and coming back: its return is held back for a moment.
+    Flapping,
 }
 
 impl Exclusion {
@@ -58,6 +60,7 @@ impl Exclusion {
             Self::OwnerDown => "owner-down",
             Self::OwnerLeft => "owner-left",
             Self::DuplicateId => "duplicate-id",
+            Self::Flapping => "flapping",
         }
     }
 }

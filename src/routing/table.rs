@@ -13,6 +13,8 @@ pub struct Candidate {
     pub owner: MemberState,
     /// Known only from disk or kept as a last resort: routable, but not confirmed by its owner in this run.
     pub stale: bool,
+    /// Its return is held back for a moment because it keeps leaving and coming back.
+    pub held: bool,
 }
 
 /// One version of it; equal tables have equal digests on every node.

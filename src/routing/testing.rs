@@ -46,7 +46,7 @@ pub(super) fn drain() -> Option<Drain> {
 }
 
 pub(super) fn alive(record: InstanceRecord) -> Candidate {
-    Candidate { record: Arc::new(record), owner: MemberState::Alive, stale: false }
+    Candidate { record: Arc::new(record), owner: MemberState::Alive, stale: false, held: false }
 }
 
 /// Passing instances `a0..`, of lane `stable`, and `c0..`, of lane `canary`.

@@ -21,6 +21,8 @@ use crate::{
     types::{InstanceId, Lane, PolicyVersion, ServiceName, VersionName, Wall},
 };
 
+/// How long the writer lets lines gather before it looks again: under load, a data thread then rarely has to wake it.
+const GATHER: Duration = Duration::from_millis(10);
 /// Lines that may wait for the writer.
 const QUEUE: usize = 8_192;
 
@@ -190,6 +192,8 @@ fn write_all(
             }
             Err(_) => {}
         }
+        #[expect(clippy::disallowed_methods, reason = "the writer's own thread: lines gather meanwhile")]
+        thread::sleep(GATHER);
     }
 }
 

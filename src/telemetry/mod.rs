@@ -5,6 +5,7 @@
 //! Not here: serving `/metrics` (`admin`), deciding what is logged as an event of the mesh (`agent`).
 
 mod access;
+#[expect(clippy::disallowed_methods, reason = "this is the one clock")]
 mod clock;
 mod log;
 mod metrics;

@@ -6,7 +6,7 @@
 //! ever decreases while it exists.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fmt::{self, Write as _},
     sync::{
         Arc, Mutex, PoisonError,
@@ -254,8 +254,9 @@ impl Collector for SeriesTable {
         let mut family = encoder.encode_descriptor("request_duration", help, Some(&unit), MetricType::Histogram)?;
         for ((service, lane), series) in &lanes {
             let (sum, count, buckets) = series.read();
-            let none: Option<&HashMap<usize, Exemplar<NoLabelSet, f64>>> = None;
-            family.encode_family(&LaneLabels(service, lane))?.encode_histogram(sum, count, &buckets, none)?;
+            family
+                .encode_family(&LaneLabels(service, lane))?
+                .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ pub fn candidate(id: &str, lane: &str) -> Candidate {
         updated_at: Wall(0),
         removed: false,
     };
-    Candidate { record: Arc::new(record), owner: MemberState::Alive, stale: false }
+    Candidate { record: Arc::new(record), owner: MemberState::Alive, stale: false, held: false }
 }
 
 fn policy() -> LanePolicy {

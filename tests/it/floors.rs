@@ -16,9 +16,10 @@ const FLOORS: &[&[(&str, &[&str])]] = &[
     &[("config", &[]), ("wire", &[])],
     &[("catalog", &[]), ("health", &[]), ("lanes", &[]), ("routing", &["lanes"])],
     &[("node", &[])],
-    &[("net", &["pki"]), ("pki", &[]), ("telemetry", &[])],
+    &[("net", &["pki"]), ("pki", &[]), ("ready", &[]), ("telemetry", &[])],
     &[("admin", &["agent"]), ("agent", &[]), ("probe", &["agent"]), ("proxy", &["agent"])],
-    &[("app", &[]), ("cli", &["app", "demo"]), ("demo", &["app"])],
+    &[("app", &[]), ("client", &[])],
+    &[("cli", &["demo"]), ("demo", &[])],
 ];
 /// The first so many floors are the core: time, chance and order are arguments there, and nothing waits.
 const CORE_FLOORS: usize = 4;

@@ -5,7 +5,11 @@ mod allocations;
 mod counting;
 mod fleet;
 mod floors;
+#[expect(clippy::disallowed_methods, reason = "real processes are timed and waited for")]
+mod mesh;
+#[expect(clippy::disallowed_methods, reason = "real sockets are timed, and scripted peers pause on cue")]
 mod proxy;
 mod skip;
+#[expect(clippy::disallowed_methods, reason = "real sockets are timed, and scripted peers pause on cue")]
 mod support;
 mod vectors;

@@ -13,6 +13,8 @@ async fn envelopes_go_both_ways_over_one_authenticated_connection() {
     .await;
     let (from, bytes) = b.envelope().await;
     assert_eq!((from, bytes), (a.node.clone(), Bytes::from("again")));
+    let most = a.net.engine.pool().front(&b.node).unwrap().conn.max_datagram_size().unwrap();
+    assert!(most >= wire::MAX_DATAGRAM, "what `wire` calls a datagram goes as one: {most}");
     let big = Bytes::from(vec![5; 100_000]);
     b.net.send(&a.node, a.addr, big.clone());
     assert_eq!(a.envelope().await, (b.node.clone(), big), "what fits no datagram goes on a stream");

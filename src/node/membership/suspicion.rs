@@ -85,7 +85,8 @@ impl Membership {
         if now < end {
             return sooner(end);
         }
-        if !confirmed && !(case.own && self.witnesses() < 2) {
+        let alone = case.own && self.witnesses() < 2;
+        if !(confirmed || alone) {
             return sooner(now + RECHECK * 2);
         }
         let vetoed = self.heard_lately(now, member) && member.heard > Some(case.opened);

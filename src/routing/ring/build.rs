@@ -3,7 +3,7 @@
 //! Hashes are uniform, so the points are sorted by counting their top bits, which yields the lookup index on the way; what
 //! falls into one bucket (about one point) is sorted by comparison, so that unlucky ids cost time but never correctness.
 
-use super::{Entry, HEIRS, MAX_MEMBERS, MAX_POINTS, Member, NOBODY, Ring, RingFault, point_hash, points_of};
+use super::{Entry, HEIRS, Heirs, MAX_MEMBERS, MAX_POINTS, Member, NOBODY, Ring, RingFault, point_hash, points_of};
 
 /// A point before its heirs are known.
 type Point = (u64, u16);
@@ -62,7 +62,7 @@ impl Ring {
         for start in &mut index {
             next += std::mem::replace(start, next);
         }
-        let mut entries = vec![Entry { hash: 0, heirs: [NOBODY; HEIRS] }; points.len()];
+        let mut entries = vec![bare(0, NOBODY); points.len()];
         let mut free = index.clone();
         for (hash, slot) in points {
             let place = &mut free[bucket(*hash)];
@@ -81,14 +81,16 @@ impl Ring {
     /// From entries in ring order.
     fn from_sorted(members: Vec<Member>, mut entries: Vec<Entry>) -> Self {
         let shift = shift_for(entries.len());
-        let mut index = Vec::with_capacity(buckets(shift));
-        for (at, entry) in (0..).zip(&entries) {
-            let bucket = (entry.hash >> shift) as usize;
-            while index.len() <= bucket {
-                index.push(at);
-            }
+        // First where each bucket ends, by its last entry; then, from that, where it starts. No branch hangs on the hashes.
+        let mut index = vec![0_u32; buckets(shift)];
+        for (end, entry) in (1..).zip(&entries) {
+            index[(entry.hash >> shift) as usize] = end;
         }
-        index.resize(buckets(shift), entries.len() as u32);
+        let mut next = 0;
+        for start in &mut index {
+            let end = next.max(*start);
+            *start = std::mem::replace(&mut next, end);
+        }
         fill_heirs(&mut entries);
         Self { members, entries, index, shift }
     }
@@ -151,37 +153,29 @@ fn difference<'a>(old: &[Member], new: &'a [Member]) -> (Vec<u16>, Vec<(&'a Memb
 }
 
 fn bare(hash: u64, slot: u16) -> Entry {
-    Entry { hash, heirs: [slot, NOBODY, NOBODY, NOBODY] }
+    Entry { hash, heirs: Heirs::only(slot) }
 }
 
 /// Fills in the heirs, backwards: an entry's heirs are its own owner and then the next entry's heirs without that owner. As
 /// the next entry knows four, three are always left. The last entry's are found by walking on from the start.
 fn fill_heirs(entries: &mut [Entry]) {
-    let Some(last) = entries.len().checked_sub(1) else { return };
-    let mut heirs = [NOBODY; HEIRS];
-    let mut known = 0;
-    for owner in std::iter::once(entries[last].owner()).chain(entries.iter().map(Entry::owner)) {
-        if known == HEIRS {
+    let Some(last) = entries.last() else { return };
+    let mut first_seen: Vec<u16> = Vec::new();
+    for owner in std::iter::once(last.owner()).chain(entries.iter().map(Entry::owner)) {
+        if !first_seen.contains(&owner) {
+            first_seen.push(owner);
+        }
+        if first_seen.len() == HEIRS as usize {
             break;
         }
-        if !heirs[..known].contains(&owner) {
-            heirs[known] = owner;
-            known += 1;
-        }
+    }
+    let mut heirs = Heirs(u64::MAX);
+    for owner in first_seen.into_iter().rev() {
+        heirs = heirs.with_first(owner);
     }
     for entry in entries.iter_mut().rev() {
-        heirs = with_first(entry.owner(), heirs);
+        heirs = heirs.with_first(entry.owner());
         entry.heirs = heirs;
-    }
-}
-
-fn with_first(owner: u16, next: [u16; HEIRS]) -> [u16; HEIRS] {
-    let [a, b, c, d] = next;
-    match owner {
-        _ if owner == a => next,
-        _ if owner == b => [b, a, c, d],
-        _ if owner == c => [c, a, b, d],
-        _ => [owner, a, b, c],
     }
 }
 

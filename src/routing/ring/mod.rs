@@ -102,13 +102,51 @@ pub struct Ring {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
     hash: u64,
-    /// The next distinct owners from here, the point's own first; [`NOBODY`] when there are fewer.
-    heirs: [u16; HEIRS],
+    heirs: Heirs,
+}
+
+/// The next distinct owners from a point, the point's own first, 16 bits each from the lowest; [`NOBODY`] when there are fewer.
+/// One word, since the pass that fills them in is a chain from point to point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Heirs(u64);
+
+impl Heirs {
+    /// Nobody but the owner.
+    const fn only(owner: u16) -> Self {
+        Self(u64::MAX << 16 | owner as u64)
+    }
+
+    /// The heir at a place below [`HEIRS`].
+    #[inline]
+    fn get(self, place: u32) -> u16 {
+        (self.0 >> (16 * place)) as u16
+    }
+
+    fn contains(self, slot: u16) -> bool {
+        (0..HEIRS).any(|place| self.get(place) == slot)
+    }
+
+    /// With `owner` first, and without its later mention; the last falls off if there is none.
+    #[inline]
+    fn with_first(self, owner: u16) -> Self {
+        match (0..HEIRS - 1).find(|place| self.get(*place) == owner) {
+            None => Self(self.0 << 16 | u64::from(owner)),
+            Some(place) => self.moved_first(place),
+        }
+    }
+
+    /// Rare on a large ring; out of line, so that the usual case stays a short chain without a variable shift.
+    #[cold]
+    fn moved_first(self, place: u32) -> Self {
+        let before = self.0 & !(u64::MAX << (16 * place));
+        let behind = self.0 & (u64::MAX << (16 * (place + 1)));
+        Self(behind | before << 16 | u64::from(self.get(place)))
+    }
 }
 
 impl Entry {
     fn owner(&self) -> u16 {
-        self.heirs[0]
+        self.heirs.get(0)
     }
 }
 
@@ -175,7 +213,7 @@ impl Ring {
 }
 
 /// Distinct owners that an entry carries.
-const HEIRS: usize = 4;
+const HEIRS: u32 = 4;
 /// No slot.
 const NOBODY: u16 = u16::MAX;
 /// Length of the ring.

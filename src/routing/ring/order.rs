@@ -4,7 +4,7 @@
 //! filter of 4096 is not set. Up to 4096 members that is exact; above (which takes weights below normal, a ring having at
 //! most a million points) a set bit is confirmed by looking back along the walk.
 
-use super::{HEIRS, NOBODY, Ring};
+use super::{HEIRS, Heirs, NOBODY, Ring};
 
 /// Where an iteration over [`Ring::order`] stands; owns nothing of the ring, so that a request may keep it between tries.
 #[derive(Debug, Clone)]
@@ -57,9 +57,9 @@ impl Cursor {
     /// The next distinct slot.
     #[inline]
     pub(crate) fn next(&mut self, ring: &Ring) -> Option<u16> {
-        if self.seen.is_none() && (self.step as usize) < HEIRS {
+        if self.seen.is_none() && self.step < HEIRS {
             let entry = ring.entries.get(self.start as usize)?;
-            let heir = entry.heirs[self.step as usize];
+            let heir = entry.heirs.get(self.step);
             self.step += 1;
             return (heir != NOBODY).then_some(heir);
         }
@@ -70,19 +70,19 @@ impl Cursor {
     fn walk(&mut self, ring: &Ring) -> Option<u16> {
         let start = self.start as usize;
         let heirs = ring.entries.get(start)?.heirs;
-        if heirs.contains(&NOBODY) {
+        if heirs.contains(NOBODY) {
             return None;
         }
         if self.seen.is_none() {
             self.step = 1;
         }
-        let seen = self.seen.get_or_insert_with(|| Seen::of(&heirs, ring.members.len()));
+        let seen = self.seen.get_or_insert_with(|| Seen::of(heirs, ring.members.len()));
         while seen.left > 0 && (self.step as usize) < ring.entries.len() {
             let at = self.step as usize;
             self.step += 1;
             let owner = ring.at(start + at).owner();
             let new = seen.is_new(owner, ring.members.len(), || {
-                heirs.contains(&owner) || (1..at).any(|back| ring.at(start + at - back).owner() == owner)
+                heirs.contains(owner) || (1..at).any(|back| ring.at(start + at - back).owner() == owner)
             });
             if new {
                 return Some(owner);
@@ -101,10 +101,10 @@ impl Ring {
 }
 
 impl Seen {
-    fn of(heirs: &[u16; HEIRS], members: usize) -> Self {
-        let mut seen = Self { bits: [0; FILTER_BITS / 64], left: (members - HEIRS) as u32 };
-        for heir in heirs {
-            seen.set(*heir);
+    fn of(heirs: Heirs, members: usize) -> Self {
+        let mut seen = Self { bits: [0; FILTER_BITS / 64], left: members as u32 - HEIRS };
+        for place in 0..HEIRS {
+            seen.set(heirs.get(place));
         }
         seen
     }

@@ -255,6 +255,36 @@ fn c42_an_upgrade_is_answered_as_an_ordinary_request_and_an_unasked_101_is_502()
 }
 
 #[test]
+fn http_2_is_refused_clearly_and_at_once() {
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::one(up.addr);
+    let mut client = proxy.client();
+    client.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    let (bytes, end) = client.patience(Duration::from_secs(2)).drain();
+    assert!(bytes.starts_with(b"HTTP/1.1 505 "), "{:?}", String::from_utf8_lossy(&bytes));
+    assert_ne!(end, End::Open);
+    let upgrade =
+        ["Host: orders", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"];
+    assert_eq!(proxy.ask(get("GET / HTTP/1.1", &upgrade)).status, 200, "answered as HTTP/1.1");
+}
+
+#[test]
+fn what_cannot_be_parsed_is_400() {
+    let proxy = Fixture::one(Upstream::refusing());
+    for request in [
+        "GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        "GET / HTTP/1.1\r\n folded: 1\r\n\r\n",
+        "\x16\x03\x01\x02\0\x01\0\x01\x7c\x03\x03\r\n\r\n",
+        "G\0T / HTTP/1.1\r\n\r\n",
+    ] {
+        let mut client = proxy.client();
+        client.send(request);
+        assert_eq!(client.response(false).status, 400, "{request:?}");
+        assert_ne!(client.drain().1, End::Open);
+    }
+}
+
+#[test]
 fn c59_trailers_reach_a_client_that_takes_them() {
     let up = Upstream::bytes(
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n2\r\nok\r\n0\r\nx-sum: 7\r\n\r\n",

@@ -147,8 +147,12 @@ impl Fixture {
     /// Publishes another snapshot.
     pub fn publish(&mut self, instances: &[Instance], policies: &[LanePolicy]) {
         self.version += 1;
-        let candidate =
-            |i: &Instance| Candidate { record: Arc::new(i.0.clone()), owner: MemberState::Alive, stale: false };
+        let candidate = |i: &Instance| Candidate {
+            record: Arc::new(i.0.clone()),
+            owner: MemberState::Alive,
+            stale: false,
+            held: false,
+        };
         let mut table = CandidateTable {
             version: self.version,
             digest: self.version,

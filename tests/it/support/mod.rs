@@ -6,6 +6,9 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 pub mod fixture;
+pub mod http;
+pub mod load;
+pub mod process;
 pub mod raw;
 pub mod upstream;
 

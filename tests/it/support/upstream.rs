@@ -67,6 +67,7 @@ pub struct Upstream {
     pub addr: SocketAddr,
     log: Arc<Mutex<Vec<Seen>>>,
     connections: Arc<AtomicUsize>,
+    closed: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<Weak<TcpStream>>>>,
     stopped: Arc<AtomicBool>,
 }
@@ -79,11 +80,12 @@ impl Upstream {
             addr: listener.local_addr().unwrap(),
             log: Arc::default(),
             connections: Arc::default(),
+            closed: Arc::default(),
             open: Arc::default(),
             stopped: Arc::default(),
         };
         let (log, open, stopped) = (upstream.log.clone(), upstream.open.clone(), upstream.stopped.clone());
-        let connections = upstream.connections.clone();
+        let (connections, closed) = (upstream.connections.clone(), upstream.closed.clone());
         let script: Arc<Script> = Arc::new(script);
         thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
@@ -93,8 +95,11 @@ impl Upstream {
                 let number = connections.fetch_add(1, SeqCst);
                 let stream = Arc::new(stream);
                 open.lock().unwrap().push(Arc::downgrade(&stream));
-                let (log, script) = (log.clone(), script.clone());
-                thread::spawn(move || play(stream, number, &log, &*script));
+                let (log, script, closed) = (log.clone(), script.clone(), closed.clone());
+                thread::spawn(move || {
+                    play(stream, number, &log, &*script);
+                    closed.fetch_add(1, SeqCst);
+                });
             }
         });
         upstream
@@ -129,6 +134,11 @@ impl Upstream {
 
     pub fn connections(&self) -> usize {
         self.connections.load(SeqCst)
+    }
+
+    /// Connections that have ended.
+    pub fn closed(&self) -> usize {
+        self.closed.load(SeqCst)
     }
 
     /// As kill -9: refuses new connections and resets the open ones.

@@ -97,59 +97,37 @@ fn mass(count: usize, life: Life) {
     println!("{count:4} half {life:?} at once: nobody trusts a dead one after {skipped:?}, all down after {at:?} s");
 }
 
+fn figures(count: usize, seeds: u64, seconds: u64) {
+    for life in [Life::Refusing, Life::Silent] {
+        for loss in LOSSES {
+            crashes(count, seeds, life, loss);
+        }
+        mass(count, life);
+    }
+    for loss in LOSSES {
+        steady(count, seconds, loss);
+        pauses(count, 10, loss);
+        splits(count, 5, loss);
+    }
+}
+
+const LOSSES: [f64; 3] = [0.0, 0.1, 0.3];
+
 #[test]
-#[ignore = "prints figures; takes minutes"]
-fn figures() {
-    let most = std::env::var("MESH").ok().and_then(|count| count.parse().ok()).unwrap_or(100);
-    for (count, seeds) in [(3, 40), (10, 40), (30, 40), (100, 20)].into_iter().filter(|(count, _)| *count <= most) {
-        for life in [Life::Refusing, Life::Silent] {
-            for loss in [0.0, 0.1, 0.3] {
-                crashes(count, seeds, life, loss);
-            }
-        }
-    }
-    for (count, seconds) in [(10, 1_800), (30, 600), (100, 300)].into_iter().filter(|(count, _)| *count <= most) {
-        for loss in [0.0, 0.1, 0.3] {
-            steady(count, seconds, loss);
-        }
-        for loss in [0.0, 0.1, 0.3] {
-            pauses(count, 10, loss);
-        }
-        for loss in [0.0, 0.1, 0.3] {
-            splits(count, 3, loss);
-        }
-        for life in [Life::Refusing, Life::Silent] {
-            mass(count, life);
-        }
-    }
+#[ignore = "prints figures"]
+fn figures_of_3_and_10() {
+    figures(3, 40, 3_600);
+    figures(10, 40, 3_600);
 }
 
 #[test]
 #[ignore = "prints figures"]
-fn cost_of_a_packet_among_a_thousand() {
-    use super::{
-        super::engine::{Probe, ProbePacket},
-        harness::name,
-    };
-    use crate::{
-        node::{Membership, MembershipConfig},
-        types::Mono,
-    };
-    for count in [10, 100, 1_000, 5_000] {
-        let now = Mono::from_millis(1_000);
-        let mut m = Membership::new(MembershipConfig::lan(), name(0), 1, 7, 1, now);
-        let clock = std::time::Instant::now();
-        (1..count).for_each(|index| drop(m.alive(now, &name(index), 1, 0)));
-        let loading = clock.elapsed();
-        while m.poll().is_some() {}
-        let names: Vec<_> = (1..count).map(name).collect();
-        let packet = ProbePacket { generation: 1, incarnation: 0, to_generation: 1, probe: Probe::Ping(1) }.encode();
-        let clock = std::time::Instant::now();
-        for from in names.iter().cycle().take(100_000) {
-            m.foca(now, from, packet.clone());
-            m.heard(now, from);
-            while m.poll().is_some() {}
-        }
-        println!("{count:5} members: loaded in {loading:?}, a ping answered in {:?}", clock.elapsed() / 100_000);
-    }
+fn figures_of_30() {
+    figures(30, 40, 1_800);
+}
+
+#[test]
+#[ignore = "prints figures; takes a minute in release"]
+fn figures_of_100() {
+    figures(100, 20, 600);
 }

@@ -3,6 +3,8 @@
 //! Finds the sidecar by flag, environment or default, and the write token by flag, environment or the path that the sidecar
 //! itself tells.
 
+mod failure;
+
 use std::{
     path::{Path, PathBuf},
     time::Duration,
@@ -20,7 +22,8 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::failure::{Exit, Failure};
+pub use failure::{Exit, Failure, clean_lines};
+
 use crate::{admin::ErrorBody, agent::NodeInfo};
 
 /// Where a sidecar is asked when nothing else is said.

@@ -57,9 +57,9 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", super::output::clean_lines(&self.error))?;
+        write!(f, "error: {}", clean_lines(&self.error))?;
         match &self.cure {
-            Some(cure) => write!(f, "\n  cure: {}", super::output::clean_lines(cure)),
+            Some(cure) => write!(f, "\n  cure: {}", clean_lines(cure)),
             None => Ok(()),
         }
     }
@@ -84,6 +84,11 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)
     }
+}
+
+/// Without control characters except line ends.
+pub fn clean_lines(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]

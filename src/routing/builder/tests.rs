@@ -1,0 +1,239 @@
+//! What is a candidate, what moves, and what stays as it was.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    routing::testing::*,
+    types::{Env, Health},
+};
+
+fn excluded(snapshot: &Snapshot, id: &str) -> Option<Exclusion> {
+    let service = snapshot.service("orders").unwrap();
+    service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap().excluded
+}
+
+fn ring(snapshot: &Snapshot, lane: &str) -> Arc<Ring> {
+    snapshot.service("orders").unwrap().lane(lane).unwrap().ring.clone()
+}
+
+#[test]
+fn gossiped_facts_exclude_each_with_its_reason() {
+    let mut table = fleet(10, 0);
+    edit(&mut table, "a0", |record| record.env = Env::new("staging").unwrap());
+    edit(&mut table, "a1", |record| record.health = Health::Critical);
+    edit(&mut table, "a2", |record| record.drain = drain());
+    edit(&mut table, "a3", |record| record.weight = 0);
+    edit(&mut table, "a4", |record| record.health = Health::Warning);
+    owner(&mut table, "a5", MemberState::Down);
+    owner(&mut table, "a6", MemberState::Left);
+    owner(&mut table, "a7", MemberState::Doubtful);
+    owner(&mut table, "a8", MemberState::Down);
+    table.instances[8].stale = true;
+    let snapshot = built(&table);
+    let found: Vec<_> = (0..10).map(|i| excluded(&snapshot, &format!("a{i}"))).collect();
+    use Exclusion::*;
+    let expected =
+        [Some(OtherEnv), Some(Critical), Some(Draining), Some(WeightZero), None, Some(OwnerDown), Some(OwnerLeft)];
+    assert_eq!(found[..7], expected);
+    assert_eq!(found[7..], [None, None, None]);
+    assert_eq!(ring(&snapshot, "stable").members().len(), 4);
+}
+
+#[test]
+fn a_flapping_instance_waits_unless_its_lane_has_nobody_else() {
+    let mut table = fleet(2, 0);
+    table.instances[0].held = true;
+    let owners = |table: &CandidateTable| [excluded(&built(table), "a0"), excluded(&built(table), "a1")];
+    assert_eq!(owners(&table), [Some(Exclusion::Flapping), None]);
+    edit(&mut table, "a1", |record| record.health = Health::Critical);
+    assert_eq!(owners(&table), [None, Some(Exclusion::Critical)]);
+}
+
+#[test]
+fn the_smaller_node_id_keeps_a_doubled_instance_id_while_it_is_there() {
+    let mut table = fleet(2, 0);
+    let mut other = record("a0", "stable");
+    other.owner = crate::types::NodeId::new("a-smaller-node").unwrap();
+    table.instances.push(alive(other));
+    let owners = |table: &CandidateTable| {
+        let snapshot = built(table);
+        let service = snapshot.service("orders").unwrap();
+        let pair = service.instances.iter().filter(|entry| entry.record.id.as_str() == "a0");
+        pair.map(|entry| (entry.record.owner.to_string(), entry.excluded)).collect::<Vec<_>>()
+    };
+    let (small, large) = ("a-smaller-node".to_owned(), "node-a0".to_owned());
+    assert_eq!(owners(&table), [(small.clone(), None), (large.clone(), Some(Exclusion::DuplicateId))]);
+    table.instances[2].owner = MemberState::Down;
+    assert_eq!(owners(&table), [(small, Some(Exclusion::OwnerDown)), (large, None)]);
+}
+
+#[test]
+fn what_did_not_change_is_kept() {
+    let mut builder = Builder::new(locality());
+    let mut table = with_policy(fleet(4, 2), policy(500));
+    let (first, _) = builder.build(&table, NOW);
+    let (second, _) = builder.build(&table, NOW);
+    assert!(std::ptr::eq(first.service("orders").unwrap(), second.service("orders").unwrap()));
+    assert_eq!((second.version, second.digest, second.moved_basis_points), (2, first.digest, 0));
+
+    edit(&mut table, "c0", |record| record.weight = 200);
+    let (third, _) = builder.build(&table, NOW);
+    assert!(Arc::ptr_eq(&ring(&first, "stable"), &ring(&third, "stable")));
+    assert!(!Arc::ptr_eq(&ring(&first, "canary"), &ring(&third, "canary")));
+    let cell = |snapshot: &Snapshot| snapshot.service("orders").unwrap().instances[0].cell.clone();
+    assert!(Arc::ptr_eq(&cell(&first), &cell(&third)));
+    let compiled = |snapshot: &Snapshot| snapshot.service("orders").unwrap().policy.clone().unwrap();
+    assert!(Arc::ptr_eq(&compiled(&first), &compiled(&third)));
+    assert_ne!(third.digest, first.digest);
+}
+
+#[test]
+fn news_from_the_owner_clear_what_was_held_against_an_instance() {
+    let changes: [fn(&mut crate::types::InstanceRecord); 3] =
+        [|record| record.generation = 2, |record| record.port = 1, |record| record.host = "10.0.0.9".into()];
+    for change in changes {
+        let (mut builder, mut table) = (Builder::new(locality()), fleet(2, 0));
+        let cell = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].cell.clone();
+        cell.refused(NOW);
+        cell.refused(NOW);
+        edit(&mut table, "a0", |record| record.sequence = 2);
+        builder.build(&table, NOW);
+        assert!(cell.doubtful(NOW), "not by any news");
+        edit(&mut table, "a0", change);
+        builder.build(&table, NOW);
+        assert!(!cell.doubtful(NOW));
+    }
+}
+
+#[test]
+fn a_return_into_rotation_clears_too() {
+    let (mut builder, mut table) = (Builder::new(locality()), fleet(2, 0));
+    let cell = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].cell.clone();
+    edit(&mut table, "a0", |record| record.health = Health::Critical);
+    builder.build(&table, NOW);
+    cell.refused(NOW);
+    cell.refused(NOW);
+    edit(&mut table, "a0", |record| record.health = Health::Passing);
+    builder.build(&table, NOW);
+    assert!(!cell.doubtful(NOW));
+}
+
+#[test]
+fn the_digest_is_equal_for_equal_content_whatever_the_history() {
+    let (mut builder, mut table) = (Builder::new(locality()), with_policy(fleet(5, 2), policy(500)));
+    let fresh = built(&table).digest;
+    edit(&mut table, "a1", |record| record.health = Health::Critical);
+    let without = builder.build(&table, NOW).0.digest;
+    assert_ne!(without, fresh);
+    edit(&mut table, "a1", |record| record.health = Health::Passing);
+    assert_eq!(builder.build(&table, NOW).0.digest, fresh);
+    let changes: [fn(&mut CandidateTable); 4] = [
+        |table| edit(table, "a1", |record| record.weight = 99),
+        |table| edit(table, "a1", |record| record.port = 1),
+        |table| edit(table, "a1", |record| record.lane = Lane::new("canary").unwrap()),
+        |table| *table = with_policy(std::mem::take(table), policy(501)),
+    ];
+    for change in changes {
+        let mut other = table.clone();
+        change(&mut other);
+        assert_ne!(built(&other).digest, fresh);
+    }
+}
+
+#[test]
+fn moved_keys_are_measured() {
+    let (mut builder, mut table) = (Builder::new(locality()), fleet(10, 0));
+    assert_eq!(builder.build(&table, NOW).0.moved_basis_points, 0, "nothing was there before");
+    owner(&mut table, "a3", MemberState::Down);
+    let moved = builder.build(&table, NOW).0.moved_basis_points;
+    assert!((800..=1_200).contains(&moved), "a tenth, but {moved}");
+    for i in 0..10 {
+        owner(&mut table, &format!("a{i}"), MemberState::Down);
+    }
+    assert_eq!(builder.build(&table, NOW).0.moved_basis_points, 10_000);
+}
+
+#[test]
+fn a_service_over_the_limit_keeps_its_last_good_view_under_the_present_policy() {
+    let (mut builder, mut table) = (Builder::new(locality()), with_policy(fleet(3, 1), policy(500)));
+    let (good, _) = builder.build(&table, NOW);
+    for i in 0..250 {
+        let mut heavy = record(&format!("x{i}"), "stable");
+        heavy.weight = 1600;
+        table.instances.push(alive(heavy));
+    }
+    let mut off = policy(0);
+    off.off = true;
+    let table = with_policy(table, off);
+    for _ in 0..2 {
+        let (snapshot, faults) = builder.build(&table, NOW);
+        assert_eq!(faults.len(), 1);
+        assert!(
+            faults[0].contains("service `orders`, lane `stable`") && faults[0].contains("last good view"),
+            "{faults:?}"
+        );
+        assert!(Arc::ptr_eq(&ring(&snapshot, "stable"), &ring(&good, "stable")));
+        assert!(snapshot.service("orders").unwrap().policy.as_ref().unwrap().policy.off);
+    }
+    let (first, faults) = Builder::new(locality()).build(&table, NOW);
+    assert!(faults[0].contains("no candidate") && ring(&first, "stable").is_empty());
+}
+
+#[test]
+fn services_come_from_instances_and_policies_in_name_order() {
+    let mut table = fleet(1, 0);
+    let mut cart = record("cart-0", "stable");
+    cart.service = ServiceName::new("cart").unwrap();
+    table.instances.push(alive(cart));
+    let mut other = policy(1);
+    other.service = ServiceName::new("zoo").unwrap();
+    let snapshot = built(&with_policy(table, other));
+    let names: Vec<_> = snapshot.services().map(|service| service.name.to_string()).collect();
+    assert_eq!(names, ["cart", "orders", "zoo"]);
+    assert!(snapshot.service("zoo").unwrap().lane("canary").unwrap().ring.is_empty());
+    assert!(snapshot.service("nobody").is_none() && Snapshot::empty().service("orders").is_none());
+}
+
+/// One change to one of six instances.
+fn any_change() -> impl Strategy<Value = (usize, u8)> {
+    (0_usize..6, 0_u8..10)
+}
+
+fn apply(table: &mut CandidateTable, (at, what): (usize, u8)) {
+    let id = format!("a{at}");
+    match what {
+        0 => owner(table, &id, MemberState::Down),
+        1 => owner(table, &id, MemberState::Alive),
+        2 => owner(table, &id, MemberState::Left),
+        3 => owner(table, &id, MemberState::Doubtful),
+        4 => edit(table, &id, |record| record.drain = drain()),
+        5 => edit(table, &id, |record| record.drain = None),
+        6 => edit(table, &id, |record| record.weight = 0),
+        7 => edit(table, &id, |record| record.weight = 70),
+        8 => edit(table, &id, |record| record.lane = Lane::new("canary").unwrap()),
+        _ => edit(table, &id, |record| record.health = Health::Critical),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// C22: the ring is a pure function of the table, whatever came before.
+    #[test]
+    fn a_view_after_many_changes_is_the_view_of_a_new_builder(changes in prop::collection::vec(any_change(), 1..20)) {
+        let (mut builder, mut table) = (Builder::new(locality()), fleet(6, 0));
+        for change in changes {
+            apply(&mut table, change);
+            let (kept, fresh) = (builder.build(&table, NOW).0, built(&table));
+            prop_assert_eq!(kept.digest, fresh.digest);
+            let (kept, fresh) = (kept.service("orders").unwrap(), fresh.service("orders").unwrap());
+            for (kept, fresh) in kept.lanes.iter().zip(&fresh.lanes) {
+                prop_assert_eq!(kept.ring.iter().collect::<Vec<_>>(), fresh.ring.iter().collect::<Vec<_>>());
+                prop_assert_eq!((&kept.members, kept.empty), (&fresh.members, fresh.empty));
+            }
+            let on_rings: usize = kept.lanes.iter().map(|lane| lane.ring.members().len()).sum();
+            prop_assert_eq!(on_rings, kept.instances.iter().filter(|entry| entry.excluded.is_none()).count());
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Meshes of real processes on loopback: what an operator does to them, what dies under them, and what traffic sees of it.
+//!
+//! Nothing here sleeps and hopes: every wait is for a condition, with a deadline far above what it takes. Times that the
+//! product promises are measured and printed (`--nocapture` shows them); the tests assert a generous multiple.
+
+mod restart;
+mod together;
