@@ -23,6 +23,7 @@ impl Chance {
     }
 
     /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "a source of chance never ends and is no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GOLDEN);
         mix(self.0)
