@@ -130,6 +130,7 @@ impl World {
         self.after(MILLI, Event::Seeds(run));
         let mut chance = self.chance(&[BOOT, u64::from(host), u64::from(run.epoch)]);
         for app in 0..self.hosts[at].apps.len() {
+            self.hosts[at].apps[app].gate = new_gate();
             self.start_app(host, app as u8, seconds(chance.between(0.05, 0.4)));
             self.after(seconds(chance.between(0.01, 0.1)), Event::Check { at: run, app: app as u8 });
         }
@@ -210,6 +211,10 @@ impl World {
         (entry.off, entry.ended, entry.paused, entry.frozen) = (Some(why), now, None, false);
         entry.inbox.clear();
         entry.table = None;
+        if !self.hosts.iter().any(|host| host.is_member()) {
+            // Nobody is left; what they held may be gone with their disks.
+            self.stats.orders.clear();
+        }
         self.islands_changed();
     }
 
@@ -252,6 +257,11 @@ impl World {
     }
 }
 
+/// Rise and fall as the configuration's defaults have them.
+fn new_gate() -> Gate {
+    Gate::new(2, 2)
+}
+
 fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool) -> App {
     let service = (host as usize + usize::from(number)) % services.len();
     let id = match number {
@@ -270,7 +280,7 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         mood: Mood::Well,
         drained: None,
         well_since: None,
-        gate: Gate::new(2, 2),
+        gate: new_gate(),
     }
 }
 

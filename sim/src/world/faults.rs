@@ -276,7 +276,11 @@ impl World {
         let Some(node) = &mut entry.node else { return };
         let done = if on { node.drain(now, &[], "operator", "", None) } else { node.undrain(now, &[]) };
         if done.is_ok() {
-            entry.apps.iter_mut().for_each(|app| app.drained = on.then_some(at));
+            for app in &mut entry.apps {
+                app.drained = on.then_some(at);
+                // Back in rotation only since now.
+                app.well_since = app.is_well().then_some(at);
+            }
             self.drain(host);
         }
     }

@@ -76,7 +76,10 @@ impl World {
             self.stats.requests -= 1;
             return;
         }
-        let service = chance.below(self.services.len());
+        let Some(service) = self.called_by(run.host, &mut chance) else {
+            self.stats.requests -= 1;
+            return;
+        };
         let user = chance.below(self.scenario.mesh.users.max(1) as usize) as u32;
         let class = match chance.below(10) {
             0 => MethodClass::Other,
@@ -120,6 +123,17 @@ impl World {
         self.flights[at as usize] = Some(Box::new(flight));
         debug_assert!(number > 0);
         self.fly(at);
+    }
+
+    /// A service that somebody in the host's environment serves.
+    fn called_by(&self, host: u32, chance: &mut crate::chance::Chance) -> Option<usize> {
+        let env = &self.hosts[host as usize].locality.env;
+        let mut served = vec![false; self.services.len()];
+        for app in self.hosts.iter().filter(|host| host.locality.env == *env).flat_map(|host| &host.apps) {
+            served[app.service] |= !app.canary;
+        }
+        let served: Vec<usize> = (0..served.len()).filter(|service| served[*service]).collect();
+        chance.pick(&served).copied()
     }
 
     /// A host's view; what a newer one moved is looked at.
