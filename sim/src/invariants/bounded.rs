@@ -32,13 +32,14 @@ impl Invariant for Check {
                 found.add(NAME, format!("{} has {} items to gossip", host.id, node.gossip_backlog()));
             }
             if known > lately {
-                found.add(
-                    NAME,
-                    format!(
-                        "{} knows {known} members, of which only {lately} were there in the last 65 minutes",
-                        host.id
-                    ),
-                );
+                let old = node.catalog().members().map(|(id, _)| id).find(|id| {
+                    let other = world.host_of(id).map(|other| &world.hosts[other as usize]);
+                    other.is_some_and(|other| !other.is_up() && other.ended + REMEMBERED <= world.now)
+                });
+                let old = old.map_or("?".to_owned(), ToString::to_string);
+                let text =
+                    format!("{} knows {known} members, {lately} were there in the last 65 minutes; not {old}", host.id);
+                found.add(NAME, text);
             }
             let rate = (host.sent.0 - self.sent[host.index as usize]) / EVERY;
             if calm && host.started + 30 * SECOND <= world.now && rate > MOST_RATE {
