@@ -91,14 +91,12 @@ fn first(service: &ServiceName) -> LanePolicy {
     }
 }
 
-/// A version after everything seen: never behind the wall clock, never behind `seen`.
+/// A version after everything seen: never behind the wall clock, never behind `seen`. In a new epoch the wall clock alone
+/// counts: the epoch decides already, and a rollback must not inherit a clock that was ahead, which everybody would refuse.
 fn next_version(seen: Option<&PolicyVersion>, epoch_step: u64, author: &str, wall: Wall) -> PolicyVersion {
     let (epoch, clock) = seen.map_or((0, 0), |version| (version.epoch, version.clock));
-    PolicyVersion {
-        epoch: epoch.saturating_add(epoch_step),
-        clock: wall.0.max(clock.saturating_add(1)),
-        author: author.to_owned(),
-    }
+    let least = if epoch_step > 0 { 0 } else { clock + 1 };
+    PolicyVersion { epoch: epoch + epoch_step, clock: wall.0.max(least), author: author.to_owned() }
 }
 
 impl PolicyChange {
@@ -235,6 +233,16 @@ mod tests {
 
     fn sized(size: u16) -> PolicyChange {
         PolicyChange { sizes: [(canary(), size)].into(), ..PolicyChange::default() }
+    }
+
+    #[test]
+    fn a_rollback_does_not_inherit_a_clock_that_was_ahead() {
+        let service = ServiceName::new("orders").unwrap();
+        let ahead = PolicyVersion { epoch: 3, clock: 9_000_000, author: "n1".into() };
+        let held = LanePolicy { version: ahead.clone(), ..first(&service) };
+        let back = rollback(&service, Some(&held), "n1", "", Wall(1_000));
+        assert_eq!((back.version.epoch, back.version.clock), (4, 1_000));
+        assert!(back.version > ahead, "the epoch decides");
     }
 
     #[test]
