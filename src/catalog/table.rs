@@ -1,6 +1,9 @@
 //! The tables, their digest, and what a sync needs of them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -98,6 +101,8 @@ pub struct Catalog {
     pub(super) policies: BTreeMap<ServiceName, PolicyEntry>,
     settled: BTreeMap<EntryKey, (u64, Place)>,
     digest: u64,
+    /// Members that are down or have left: kept, but no part of the digest, and told only to who knows them.
+    gone: BTreeSet<NodeId>,
 }
 
 /// Where a settled entry is found.
@@ -111,6 +116,14 @@ pub(super) enum Place {
 }
 
 impl Place {
+    /// Whose it is; a policy is the mesh's.
+    fn owner(&self) -> Option<&NodeId> {
+        match self {
+            Self::Member(node) | Self::Alive(node) | Self::Left(node) | Self::Instance(node, _) => Some(node),
+            Self::Policy(_) => None,
+        }
+    }
+
     /// The kind is a byte of what is hashed, not the seed: with short texts xxh3 lets a seed and a character cancel out, and
     /// `Member("n11")` would be the same entry as some `Alive("n1x")`.
     fn key(&self) -> EntryKey {
@@ -168,7 +181,7 @@ impl Catalog {
         self.policies.get(service)
     }
 
-    /// Order-free digest of everything held: equal on two nodes that hold the same.
+    /// Order-free digest of everything held of those who are there: equal on two nodes that hold the same of them.
     pub fn digest(&self) -> u64 {
         self.digest
     }
@@ -180,31 +193,59 @@ impl Catalog {
 
     /// What a peer with this summary lacks or holds in another version, members first; and the entries that only the peer
     /// has. Which of two versions is newer the merge on the peer's side finds out: it sends the winner back.
+    ///
+    /// The gone are told only to who knows them: a newcomer would take them for alive, bury them itself, and hold them for
+    /// longer than everybody else, so that they were never forgotten.
     pub fn difference(&self, summary: &[(EntryKey, u64)]) -> (Vec<Statement>, Vec<EntryKey>) {
         let theirs: BTreeMap<EntryKey, u64> = summary.iter().copied().collect();
-        let mut places: Vec<&Place> = self
-            .settled
-            .iter()
-            .filter(|(key, (version, _))| theirs.get(key) != Some(version))
-            .map(|(_, (_, place))| place)
-            .collect();
-        places.sort_by_key(|place| !matches!(place, Place::Member(_)));
-        let statements = places.into_iter().filter_map(|place| self.statement_at(place)).cloned().collect();
+        let known = |node: &NodeId| theirs.contains_key(&Place::Member(node.clone()).key());
+        let places = self.settled.iter().filter(|(key, (version, _))| theirs.get(key) != Some(version));
+        let places = places.map(|(_, (_, place))| place).filter(|place| self.is_of_the_living(place, known)).collect();
         let wanted = theirs.keys().filter(|key| !self.settled.contains_key(key)).copied().collect();
-        (statements, wanted)
+        (self.in_order(places), wanted)
     }
 
-    /// The statements of these entries, members first.
+    /// The statements of these entries, members first; of the gone only what a peer asks for that knows them.
     pub fn statements_of(&self, keys: &[EntryKey]) -> Vec<Statement> {
-        let mut places: Vec<&Place> =
-            keys.iter().filter_map(|key| self.settled.get(key)).map(|(_, place)| place).collect();
+        let unknown: BTreeSet<EntryKey> = keys.iter().copied().collect();
+        let known = |node: &NodeId| !unknown.contains(&Place::Member(node.clone()).key());
+        let places = keys.iter().filter_map(|key| self.settled.get(key)).map(|(_, place)| place);
+        self.in_order(places.filter(|place| self.is_of_the_living(place, known)).collect())
+    }
+
+    fn is_of_the_living(&self, place: &Place, known: impl Fn(&NodeId) -> bool) -> bool {
+        place.owner().is_none_or(|owner| !self.gone.contains(owner) || known(owner))
+    }
+
+    fn in_order(&self, mut places: Vec<&Place>) -> Vec<Statement> {
         places.sort_by_key(|place| !matches!(place, Place::Member(_)));
         places.into_iter().filter_map(|place| self.statement_at(place)).cloned().collect()
     }
 
     /// Every statement held, members first: what is written to disk.
     pub fn statements(&self) -> Vec<Statement> {
-        self.difference(&[]).0
+        self.in_order(self.settled.values().map(|(_, place)| place).collect())
+    }
+
+    /// Notes that a member is down or has left, or is back: the digest counts only those who are there, so that a newcomer
+    /// that never met the gone holds the same as who buried them.
+    pub fn set_gone(&mut self, node: &NodeId, gone: bool) {
+        if gone == self.gone.contains(node) {
+            return;
+        }
+        let mut places: Vec<Place> =
+            self.owned_by(node).map(|e| Place::Instance(node.clone(), e.record.id.clone())).collect();
+        places.extend([Place::Member(node.clone()), Place::Alive(node.clone()), Place::Left(node.clone())]);
+        for key in places.iter().map(Place::key) {
+            let Some((version, _)) = self.settled.get(&key) else { continue };
+            let weight = weigh(key, *version);
+            self.digest = if gone { self.digest.wrapping_sub(weight) } else { self.digest.wrapping_add(weight) };
+        }
+        if gone {
+            self.gone.insert(node.clone());
+        } else {
+            self.gone.remove(node);
+        }
     }
 
     /// Statements that introduce one node: itself, its life, its instances.
@@ -240,6 +281,7 @@ impl Catalog {
             self.unsettle(&place);
         }
         self.drop_records(node, u64::MAX);
+        self.gone.remove(node);
     }
 
     /// Drops records of an owner from generations before `generation`.
@@ -259,15 +301,23 @@ impl Catalog {
     pub(super) fn settle(&mut self, place: Place, statement: &Statement) {
         let (key, version) = (place.key(), xxh3_64(&statement.body));
         self.unsettle(&place);
-        self.digest = self.digest.wrapping_add(weigh(key, version));
+        if self.counts(&place) {
+            self.digest = self.digest.wrapping_add(weigh(key, version));
+        }
         self.settled.insert(key, (version, place));
     }
 
     fn unsettle(&mut self, place: &Place) {
         let key = place.key();
-        if let Some((version, _)) = self.settled.remove(&key) {
+        if let Some((version, _)) = self.settled.remove(&key)
+            && self.counts(place)
+        {
             self.digest = self.digest.wrapping_sub(weigh(key, version));
         }
+    }
+
+    fn counts(&self, place: &Place) -> bool {
+        place.owner().is_none_or(|owner| !self.gone.contains(owner))
     }
 
     fn statement_at(&self, place: &Place) -> Option<&Statement> {

@@ -258,3 +258,31 @@ fn what_a_newer_version_appends_is_carried_on_unchanged() {
     assert!(matches!(catalog.merge(&statement, &trust, NOW), Merge::News(_)));
     assert!(catalog.statements().contains(&statement), "passed on byte by byte, the signature still fits");
 }
+
+#[test]
+fn the_gone_count_nothing_and_are_told_only_to_who_knows_them() {
+    let left = signed(&Body::Left(Left { node: node("b"), generation: 1 }));
+    let mut old = introduced();
+    merge_all(&mut old, &[signed(&Body::Instance(record("b", "b-1", 1, 1))), left.clone()]);
+    let mut newcomer = Catalog::new();
+    merge_all(&mut newcomer, &[signed(&member("a", 1, 0))]);
+    let before = old.digest();
+    old.set_gone(&node("b"), true);
+    assert_eq!(old.digest(), newcomer.digest(), "who never met b holds the same");
+
+    assert_eq!(old.difference(&newcomer.summary()).0, [], "a newcomer hears nothing of b");
+    let (_, wanted) = newcomer.difference(&old.summary());
+    assert_eq!(old.statements_of(&wanted), [], "not even when it asks");
+
+    let (told, _) = old.difference(&introduced().summary());
+    assert!(told.contains(&left), "who knows b hears that it left");
+    let (_, wanted) = introduced().difference(&old.summary());
+    assert!(old.statements_of(&wanted).contains(&left));
+    assert_eq!(old.statements().len(), 4, "and the disk keeps everything");
+
+    old.set_gone(&node("b"), false);
+    assert_eq!(old.digest(), before);
+    old.set_gone(&node("b"), true);
+    old.forget(&node("b"));
+    assert_eq!(old.digest(), newcomer.digest());
+}

@@ -52,6 +52,8 @@ impl Node {
             self.membership.ctl(now.mono, from, ctl, &*self.trust);
         }
         self.heard(now, from);
+        // A packet's header can lift a verdict that is only held back.
+        self.note_gone(from);
         self.compare_digest(now, from, envelope.digest);
     }
 
@@ -133,11 +135,13 @@ impl Node {
                     // Heard of from others: it may have moved, and what is open may lead to its former self.
                     self.outputs.push_back(super::Output::Retire(node.clone()));
                 }
+                self.note_gone(node);
                 self.view.changed(Urgency::Coalesced);
             }
             Change::Left(node) => {
                 if let Some(entry) = self.catalog.member(node).filter(|entry| entry.has_left()) {
                     self.membership.left(now.mono, node, entry.member.generation);
+                    self.note_gone(node);
                     self.view.changed(Urgency::Now);
                 }
             }

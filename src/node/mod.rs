@@ -376,11 +376,20 @@ impl Node {
             }
             Action::Sync { with } => self.open_sync(now, &with),
             Action::Changed { node, state } => {
+                self.note_gone(&node);
                 let urgency = if state == MemberState::Alive { view::Urgency::Coalesced } else { view::Urgency::Now };
                 self.view.changed(urgency);
                 self.event(Event::Member { node, state });
             }
             Action::Report(text) => self.event(Event::Report(text)),
+        }
+    }
+
+    /// Tells the catalog whether a member has gone: see [`Catalog::set_gone`].
+    fn note_gone(&mut self, node: &NodeId) {
+        if *node != self.config.node {
+            let left = self.catalog.member(node).is_some_and(|entry| entry.has_left());
+            self.catalog.set_gone(node, left || self.membership.has_gone(node));
         }
     }
 
@@ -419,6 +428,9 @@ impl Node {
         for (node, generation, incarnation) in lives {
             self.membership.alive(now.mono, &node, generation, incarnation);
         }
+        let left: Vec<NodeId> =
+            self.catalog.members().filter(|(_, e)| e.has_left()).map(|(id, _)| id.clone()).collect();
+        left.iter().for_each(|node| self.note_gone(node));
     }
 
     /// Forgets members that have been gone for long, and names that were forgotten a while ago.

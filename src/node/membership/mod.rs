@@ -342,6 +342,12 @@ impl Membership {
         condemned.map(|(_, member)| (member.name.clone(), member.generation, member.incarnation)).collect()
     }
 
+    /// Whether a member is down or has left. One that is held down only for flapping has not gone, as for everybody else.
+    pub fn has_gone(&self, node: &NodeId) -> bool {
+        let member = self.roster.slot(node).map(|slot| self.roster.get(slot));
+        member.is_some_and(|member| member.is_gone() && !member.refuted_while_held)
+    }
+
     /// Since when a member is down or has left, for forgetting. Set once per life, never refreshed.
     pub fn gone_since(&self, node: &NodeId) -> Option<Mono> {
         let member = self.roster.get(self.roster.slot(node)?);
