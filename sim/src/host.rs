@@ -153,4 +153,4 @@ impl Host {
 }
 
 /// 2026-01-01, when every simulation begins.
-const EPOCH_MS: u64 = 1_767_225_600_000;
+pub const EPOCH_MS: u64 = 1_767_225_600_000;

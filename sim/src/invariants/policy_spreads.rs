@@ -32,7 +32,8 @@ impl Invariant for Check {
             }
             self.done += 1;
             let author = &world.hosts[*by as usize];
-            if !author.is_clean(world.now, SETTLED) {
+            // Everybody refuses what comes from a clock that is more than 60 s ahead.
+            if !author.is_clean(world.now, SETTLED) || policy.set_at.0 > author_time(*at) + 60_000 {
                 continue;
             }
             for host in &world.hosts {
@@ -58,7 +59,10 @@ impl Invariant for Check {
 
     fn end(&mut self, world: &World, found: &mut Findings) {
         for service in &world.services {
-            let ordered = world.stats.orders.iter().filter(|(_, _, policy)| policy.service == *service);
+            let ordered =
+                world.stats.orders.iter().filter(|(at, _, policy)| {
+                    policy.service == *service && policy.set_at.0 <= author_time(*at) + 60_000
+                });
             let Some(last) = ordered.map(|(_, _, policy)| &policy.version).max() else { continue };
             for host in world.hosts.iter().filter(|host| host.is_member() && host.started + 20 * SECOND <= world.now) {
                 let held = held(world, host.index, service);
@@ -77,6 +81,11 @@ impl Invariant for Check {
 fn held<'a>(world: &'a World, host: u32, service: &lanemesh::types::ServiceName) -> Option<&'a PolicyVersion> {
     let node = world.hosts[host as usize].node.as_ref()?;
     node.catalog().policy(service).map(|entry| &entry.policy.version)
+}
+
+/// What a right clock showed then, in milliseconds since 1970.
+fn author_time(at: Time) -> u64 {
+    crate::host::EPOCH_MS + at / 1_000_000
 }
 
 const SPREAD: Time = 2 * SECOND;
