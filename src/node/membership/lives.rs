@@ -4,11 +4,14 @@
 //! member, never two. A new generation beats everything, also a verdict and a hold-down; a new incarnation beats
 //! everything but a hold-down and a goodbye.
 
+use std::time::Duration;
+
 use super::{
     Action, Membership,
     case::Case,
     engine::Peer,
     roster::{ME, Slot},
+    timers::Timer,
 };
 use crate::types::{MemberState, Mono, NodeId, Trust};
 
@@ -43,6 +46,10 @@ impl Membership {
         match member.state {
             MemberState::Left => return false,
             MemberState::Down if member.held_until.is_some_and(|until| now < until) => {
+                let left = member.held_until.map_or(Duration::ZERO, |until| until.since(now));
+                if !member.refuted_while_held {
+                    self.timers.set(now, left, Timer::Release(slot));
+                }
                 self.roster.get_mut(slot).case = Case::default();
                 self.roster.set_life(slot, generation, incarnation);
                 self.roster.set_refuted_while_held(slot, true);
@@ -107,18 +114,21 @@ impl Membership {
         }
     }
 
-    /// A member held dead was heard: tell it, so that it can refute. One that flaps waits out its hold first, and is
-    /// then taken back without another word if it has refuted meanwhile.
+    /// A member held dead was heard: tell it, so that it can refute. One that flaps is told as well: its refutation then waits
+    /// for the end of its hold.
     pub(super) fn heard_condemned(&mut self, now: Mono, slot: Slot) {
-        let member = self.roster.get(slot);
-        if member.held_until.is_some_and(|until| now < until) {
-            return;
-        }
-        if member.refuted_while_held {
-            self.roster.get_mut(slot).heard = Some(now);
-            self.stand_up(now, slot, true);
-        } else {
+        if !self.roster.get(slot).refuted_while_held {
             self.warn(now, slot);
+        }
+    }
+
+    /// A hold has ended: a member that has refuted meanwhile is taken back without another word. Not only when it is next
+    /// heard, which in a large mesh can be a minute later.
+    pub(super) fn release(&mut self, now: Mono, slot: Slot) {
+        let Some(member) = self.roster.find(slot) else { return };
+        let over = member.held_until.is_none_or(|until| until <= now);
+        if member.state == MemberState::Down && member.refuted_while_held && over {
+            self.stand_up(now, slot, true);
         }
     }
 

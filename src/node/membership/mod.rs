@@ -293,6 +293,7 @@ impl Membership {
                         self.ask_again(now, slot, asked);
                     }
                 }
+                Timer::Release(slot) => self.release(now, slot),
                 Timer::Heal => self.heal(now),
                 Timer::Refute => self.refute_pending(now, trust),
                 Timer::Mass => self.count_losses(now),

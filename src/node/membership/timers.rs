@@ -19,6 +19,8 @@ pub(super) enum Timer {
     Review(Slot),
     /// Ask a member again that this node alone doubts; how many times it was asked.
     Again(Slot, u32),
+    /// A member's hold ends: take it back if it has refuted meanwhile.
+    Release(Slot),
     /// Attempt contact with members held dead.
     Heal,
     /// A refutation that was put off.

@@ -133,6 +133,18 @@ fn a_restart_that_nobody_announced_introduces_itself_by_its_first_probe() {
 }
 
 #[test]
+fn a_hold_ends_at_its_end_not_when_the_member_is_next_heard() {
+    let mut world = World::new(60, 11);
+    for _ in 0..3 {
+        world.pause(3, ms(10_000));
+        world.run(ms(10_500));
+    }
+    assert!(world.all_hold(3, Down));
+    let taken = world.until(ms(60_000), World::whole).expect("taken back");
+    assert!(taken <= ms(31_000), "{taken:?}: in a mesh of 60 a given member is heard every 18 s");
+}
+
+#[test]
 fn a_flapping_member_is_held_down_but_a_restart_of_it_is_not() {
     let mut world = World::new(10, 11);
     for _ in 0..3 {
