@@ -10,6 +10,7 @@ pub mod chance;
 pub mod conns;
 pub mod host;
 pub mod invariants;
+pub mod library;
 pub mod links;
 pub mod log;
 pub mod pick;

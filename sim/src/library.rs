@@ -1,4 +1,7 @@
-[
+//! The scenarios that come with the program, by name.
+
+/// Name and text of each; a test looks that none of the directory is missing.
+pub const LIBRARY: &[(&str, &str)] = &[
     ("apps", include_str!("../scenarios/apps.toml")),
     ("autoscale-hours", include_str!("../scenarios/autoscale-hours.toml")),
     ("autoscale-stay", include_str!("../scenarios/autoscale-stay.toml")),
@@ -33,4 +36,4 @@
     ("slow-third", include_str!("../scenarios/slow-third.toml")),
     ("two", include_str!("../scenarios/two.toml")),
     ("zone-loss", include_str!("../scenarios/zone-loss.toml")),
-]
+];

@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use lanemesh_sim::{
     invariants,
+    library::LIBRARY,
     log::Log,
     play::{Options, play},
     scenario::Scenario,
@@ -121,9 +122,6 @@ struct History {
     seed: u64,
     scenario: Scenario,
 }
-
-/// Scenarios that come with the program.
-const LIBRARY: &[(&str, &str)] = &include!("library.rs");
 
 fn main() -> ExitCode {
     match run(Cli::parse().verb) {
