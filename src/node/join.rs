@@ -140,7 +140,7 @@ impl Node {
                 self.spread(statement, &body, Spread::Eager, None);
             }
         }
-        let (peers, generation) = (self.membership.active().len(), self.generation);
+        let (peers, generation) = (self.membership.active_count(), self.generation);
         self.event(Event::Joined { peers, generation });
         self.touch(now);
     }

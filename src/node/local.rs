@@ -291,7 +291,7 @@ impl Node {
 
     /// Whether enough peers have confirmed that they heard the goodbye.
     pub fn goodbye_heard(&self) -> bool {
-        self.phase == Phase::Left && self.syncs.goodbyes as usize >= GOODBYES.min(self.membership.active().len())
+        self.phase == Phase::Left && self.syncs.goodbyes as usize >= GOODBYES.min(self.membership.active_count())
     }
 
     /// Says all own instances anew, under the present generation.

@@ -28,7 +28,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
 
 use crate::{
@@ -273,18 +273,7 @@ impl Node {
 
     /// Up to `count` active members, at random.
     fn some_active(&mut self, count: usize, except: Option<&NodeId>) -> Vec<NodeId> {
-        if count == 0 {
-            return Vec::new();
-        }
-        let mut active = self.membership.active();
-        active.retain(|node| Some(node) != except);
-        let count = count.min(active.len());
-        for i in 0..count {
-            let j = self.rng.random_range(i..active.len());
-            active.swap(i, j);
-        }
-        active.truncate(count);
-        active
+        self.membership.random_active(count, except)
     }
 
     fn send_bytes(&mut self, to: &NodeId, bytes: Bytes) {
@@ -319,7 +308,7 @@ impl Node {
             let bytes = Envelope { digest: self.digest(), frames }.encode();
             self.send_bytes(&to, bytes);
         }
-        if self.membership.active().is_empty() {
+        if self.membership.active_count() == 0 {
             return;
         }
         self.arm_gossip(now);

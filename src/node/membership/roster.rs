@@ -257,6 +257,9 @@ impl Roster {
 
     /// Up to `count` random active members, without this node and `not`.
     pub(super) fn random(&self, rng: &mut Pcg64Mcg, count: usize, not: Slot) -> Vec<Slot> {
+        if count > self.active.len() / 2 {
+            return self.random_of_most(rng, count, not);
+        }
         let mut chosen = Vec::with_capacity(count);
         // Drawing may repeat; with so many draws a small mesh is exhausted nearly always, and who asks asks again.
         for _ in 0..count * 6 {
@@ -269,6 +272,18 @@ impl Roster {
             }
         }
         chosen
+    }
+
+    /// The same where so many are wanted that drawing would miss some: a goodbye to everybody must reach everybody.
+    fn random_of_most(&self, rng: &mut Pcg64Mcg, count: usize, not: Slot) -> Vec<Slot> {
+        let mut all: Vec<Slot> = self.active.iter().copied().filter(|slot| *slot != not).collect();
+        let count = count.min(all.len());
+        for at in 0..count {
+            let other = rng.random_range(at..all.len());
+            all.swap(at, other);
+        }
+        all.truncate(count);
+        all
     }
 
     /// The `count` members (this node included) nearest to an accused life: everybody computes the same few, so that
