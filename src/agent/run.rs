@@ -233,6 +233,7 @@ impl Agent {
                 self.feed(Input::SyncEnded { token, result });
             }
             NetEvent::Refused { token } => self.feed(Input::Refused { token }),
+            NetEvent::NameClaimed { addr } => self.event(Event::NameClaimed { addr }),
             NetEvent::HandshakeRefused { addr, reason } => tracing::warn!(%addr, "handshake refused: {reason}"),
         }
     }
