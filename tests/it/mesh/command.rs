@@ -69,7 +69,7 @@ fn every_command_ends_and_says_how() {
     a_closed_pipe_is_no_crash(&admin);
 
     // Stopped as by a debugger: the kernel still accepts, nobody answers. All at once, since each waits its time out.
-    pods[0].signal(Signal::SIGSTOP);
+    pods[0].pause();
     let began = Instant::now();
     std::thread::scope(|scope| {
         for command in COMMANDS {

@@ -270,7 +270,7 @@ fn a_paused_sidecar_accuses_nobody() {
     let pods = mesh.service("orders", 5);
     let load = Load::start(pods[0].run().proxy, "orders", 200);
     for _ in 0..3 {
-        pods[2].signal(Signal::SIGSTOP);
+        pods[2].pause();
         load.run_for(400);
         pods[2].signal(Signal::SIGCONT);
         load.run_for(100);

@@ -13,7 +13,10 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
     unistd::Pid,
 };
 use serde_json::Value;
@@ -344,6 +347,13 @@ impl Pod {
     /// Sends a signal to the sidecar.
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid() as i32), signal).unwrap();
+    }
+
+    /// SIGSTOP; returns when every thread has stopped.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+        let stopped = waitpid(Pid::from_raw(self.pid() as i32), Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert!(matches!(stopped, WaitStatus::Stopped(..)), "{} was to be stopped: {stopped:?}", self.name);
     }
 
     /// kill -9 of the sidecar alone.
