@@ -201,7 +201,8 @@ impl Agent {
 
     /// Readiness does not wait for seeds for ever: the first node of a mesh has nobody to wait for.
     fn note_ready(&mut self) {
-        if self.node.is_member() {
+        // A view from an earlier run is a view: requests can be routed while the seeds are still being asked.
+        if self.node.is_member() || self.node.met_mesh() {
             self.ready.clear(Blocker::Membership);
         }
         if self.node.met_mesh() || self.clock.mono() >= self.seeds_until {

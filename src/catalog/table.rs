@@ -111,6 +111,8 @@ pub(super) enum Place {
 }
 
 impl Place {
+    /// The kind is a byte of what is hashed, not the seed: with short texts xxh3 lets a seed and a character cancel out, and
+    /// `Member("n11")` would be the same entry as some `Alive("n1x")`.
     fn key(&self) -> EntryKey {
         let (kind, text) = match self {
             Self::Member(node) => (Kind::Member, node.to_string()),
@@ -120,7 +122,9 @@ impl Place {
             Self::Instance(node, id) => (Kind::Instance, format!("{node}/{id}")),
             Self::Policy(service) => (Kind::Policy, service.to_string()),
         };
-        xxh3_64_with_seed(text.as_bytes(), kind as u64)
+        let mut bytes = vec![kind as u8];
+        bytes.extend_from_slice(text.as_bytes());
+        xxh3_64(&bytes)
     }
 }
 
@@ -273,6 +277,33 @@ impl Catalog {
             Place::Left(node) => self.members.get(node)?.left.as_ref().map(|(_, s)| s),
             Place::Instance(node, id) => self.instances.get(&(node.clone(), id.clone())).map(|e| &e.statement),
             Place::Policy(service) => self.policies.get(service).map(|e| &e.statement),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_entries_share_a_key_however_short_their_names() {
+        let names = ('a'..='z')
+            .flat_map(|a| (0..120).flat_map(move |n| [format!("{a}"), format!("{a}{n}"), format!("{a}-{n}")]));
+        let names: std::collections::BTreeSet<String> = names.collect();
+        let mut seen = BTreeMap::new();
+        for name in &names {
+            let (node, id) = (NodeId::new(name).unwrap(), InstanceId::new(name).unwrap());
+            let places = [
+                Place::Member(node.clone()),
+                Place::Alive(node.clone()),
+                Place::Left(node.clone()),
+                Place::Instance(node, id),
+                Place::Policy(ServiceName::new(name).unwrap()),
+            ];
+            for place in places {
+                let before = seen.insert(place.key(), place.clone());
+                assert_eq!(before, None, "shares its key with {place:?}");
+            }
         }
     }
 }

@@ -92,8 +92,8 @@ pub(super) fn run(args: &Args, json: bool) -> Result<ExitCode, Failure> {
     Ok(runtime.block_on(crate::app::run(config))?)
 }
 
-/// Gossip, admin and metrics; data-path threads are `app`'s own.
-const CONTROL_THREADS: usize = 2;
+/// Gossip, admin and metrics, beside the main thread; data-path threads are `app`'s own.
+const CONTROL_THREADS: usize = 1;
 
 #[cfg(test)]
 mod tests {
