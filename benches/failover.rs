@@ -24,7 +24,7 @@ use support::{
     http::Connection,
     option, parts,
     process::{self, Owned},
-    sidecar::{Announced, BINARY, Mesh, free_tcp},
+    sidecar::{Announced, BINARY, Mesh, free_port},
     table::{Figures, median, spread},
     until,
 };
@@ -68,7 +68,7 @@ struct Stage {
 
 impl Stage {
     fn new(workers: usize) -> Self {
-        let mut apps: Vec<(SocketAddr, Option<Owned>)> = (0..APPS).map(|_| (free_tcp(), None)).collect();
+        let mut apps: Vec<(SocketAddr, Option<Owned>)> = (0..APPS).map(|_| (free_port(), None)).collect();
         let mut mesh = Mesh::new("failover");
         for (at, (addr, process)) in apps.iter_mut().enumerate() {
             *process = Some(start_app(*addr, at));
@@ -152,7 +152,7 @@ impl Peer {
             .enumerate()
             .map(|(at, (addr, _))| format!("  server s{at} {addr} id {} check inter 1s fall 2 rise 2\n", at + 1))
             .collect();
-        let addr = free_tcp();
+        let addr = free_port();
         let config = format!(
             "global\n  nbthread 1\n  maxconn 8000\ndefaults\n  mode http\n  option http-keep-alive\n  option redispatch 1\n  \
              retries 3\n  retry-on all-retryable-errors\n  http-reuse always\n  timeout connect 1s\n  timeout client 60s\n  \
@@ -164,7 +164,7 @@ impl Peer {
 
     fn nginx(apps: &[(SocketAddr, Option<Owned>)]) -> Option<Self> {
         let servers: String = apps.iter().map(|(addr, _)| format!("server {addr};")).collect();
-        let addr = free_tcp();
+        let addr = free_port();
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|kind| format!("{kind}_temp_path {kind};"))
             .concat();

@@ -21,7 +21,7 @@ use std::{
 use serde_json::Value;
 use support::{
     option, parts, process,
-    sidecar::{Announced, Mesh},
+    sidecar::{Announced, Mesh, free_port},
     table::Figures,
     until,
 };
@@ -63,7 +63,7 @@ fn main() {
 
 /// A mesh of ten: start, changes, deaths, returns, goodbye.
 fn agree(figures: &mut Figures) {
-    let mut apps: Vec<App> = (0..SMALL).map(|_| App::start(0)).collect();
+    let mut apps: Vec<App> = (0..SMALL).map(|_| App::start(free_port().port())).collect();
     let mut mesh = Mesh::new("agree");
     for (at, app) in apps.iter().enumerate() {
         mesh.add(&format!("n{at}"), Some(Announced { port: app.port, check: "tcp" }));
@@ -180,7 +180,7 @@ fn deaths(figures: &mut Figures, mesh: &mut Mesh, apps: &mut [App]) {
 
 /// A mesh of ten left alone: memory, processor time, wake-ups, bytes; then a newcomer's time to readiness.
 fn idle(figures: &mut Figures) {
-    let app = App::start(0);
+    let app = App::start(free_port().port());
     let mut mesh = Mesh::new("idle");
     for at in 0..SMALL {
         mesh.add(&format!("n{at}"), Some(Announced { port: app.port, check: "tcp" }));
@@ -229,7 +229,7 @@ fn idle(figures: &mut Figures) {
 
 /// Fifty processes started in one go.
 fn fifty(figures: &mut Figures) {
-    let app = App::start(0);
+    let app = App::start(free_port().port());
     let mut mesh = Mesh::new("fifty");
     for at in 0..LARGE {
         mesh.add(&format!("n{at}"), Some(Announced { port: app.port, check: "none" }));

@@ -5,6 +5,7 @@ use std::{
     net::{SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
@@ -74,9 +75,9 @@ impl Mesh {
         self.authority.issue(&request, &dir, wall(), true).expect("a certificate");
         let sidecar = Sidecar {
             name: name.to_owned(),
-            gossip: free_udp(),
-            admin: free_tcp(),
-            proxy: free_tcp(),
+            gossip: free_port(),
+            admin: free_port(),
+            proxy: free_port(),
             app,
             set: Vec::new(),
             dir,
@@ -218,13 +219,18 @@ impl Sidecar {
     }
 }
 
-/// A TCP port of loopback that is free at this moment.
-pub fn free_tcp() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
-}
-
-fn free_udp() -> SocketAddr {
-    UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port")
+/// A port of loopback that is free at this moment, below those that the system gives to outgoing connections (32768 and up by
+/// default) and never given out twice here: between this and the bind of a process nobody takes it by accident.
+pub fn free_port() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        // Two benchmarks at a time begin at different places.
+        let offset = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add((std::process::id() % 500) as u16 * 20);
+        let addr = SocketAddr::from(([127, 0, 0, 1], 20_000 + offset % 12_000));
+        if TcpListener::bind(addr).is_ok() && UdpSocket::bind(addr).is_ok() {
+            return addr;
+        }
+    }
 }
 
 fn wall() -> Wall {

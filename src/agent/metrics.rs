@@ -36,6 +36,7 @@ pub struct MeshMetrics {
     refused: Counter,
     malformed: Counter,
     name_claims: Counter,
+    handshakes_failed: Counter,
     syncs_opened: Counter,
     syncs_answered: Counter,
     publications: Counter,
@@ -69,6 +70,10 @@ impl MeshMetrics {
             refused: counter("statements_refused", "Statements of peers that were not believed"),
             malformed: counter("malformed", "Envelopes or frames of peers that could not be read"),
             name_claims: counter("name_claims", "Other processes that claimed this node's name"),
+            handshakes_failed: counter(
+                "handshakes_failed",
+                "Handshakes that failed over a certificate: another mesh, authority, name, or expired",
+            ),
             syncs_opened: counter("syncs_opened", "Catalog syncs opened"),
             syncs_answered: counter("syncs_answered", "Catalog syncs answered"),
             publications: counter("publications", "Candidate tables published"),
@@ -116,6 +121,7 @@ impl MeshMetrics {
         self.backlog.set(node.gossip_backlog() as i64);
         self.connections.set(net.connections() as i64);
         let Counters { syncs_opened, syncs_answered, publications, .. } = node.counters();
+        raise(&self.handshakes_failed, net.stats().handshakes_failed.get());
         raise(&self.syncs_opened, syncs_opened);
         raise(&self.syncs_answered, syncs_answered);
         raise(&self.publications, publications);

@@ -31,6 +31,8 @@ const ASKS: usize = 256;
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
 /// Between looks at the node for metrics.
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
+/// After a member's state changed; several changes of one moment are one look.
+const OBSERVE_SOON: Duration = Duration::from_millis(50);
 /// Longest time that a goodbye waits for peers' answers.
 const GOODBYE: Duration = Duration::from_millis(1000);
 
@@ -212,7 +214,8 @@ impl Agent {
 
     fn wake_at(&self) -> tokio::time::Instant {
         let now = tokio::time::Instant::now();
-        let due = self.node.poll_timeout().map_or(Duration::from_secs(1), |at| at.since(self.clock.mono()));
+        let due =
+            self.node.poll_timeout().map_or(self.observe_at, |at| at.min(self.observe_at)).since(self.clock.mono());
         let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
         goodbye.map_or(now + due, |until| until.min(now + due))
     }
@@ -234,6 +237,7 @@ impl Agent {
                 self.feed(Input::SyncEnded { token, result });
             }
             NetEvent::Refused { token } => self.feed(Input::Refused { token }),
+            NetEvent::NameClaimed { addr } => self.event(Event::NameClaimed { addr }),
             NetEvent::HandshakeRefused { addr, reason } => tracing::warn!(%addr, "handshake refused: {reason}"),
         }
     }
@@ -265,7 +269,11 @@ impl Agent {
         self.metrics.count(&event);
         match event {
             Event::Joined { peers, generation } => tracing::info!(peers, generation, "joined the mesh"),
-            Event::Member { node, state } => tracing::info!(%node, ?state, "member"),
+            Event::Member { node, state } => {
+                tracing::info!(%node, ?state, "member");
+                // The gauges tell of it when everything else does.
+                self.observe_at = self.observe_at.min(self.clock.mono() + OBSERVE_SOON);
+            }
             Event::NameTaken { addr } => {
                 tracing::error!(%addr, "another live process has this node's name: this one ends. Give each process its own certificate");
                 self.ended = Some(Ended::NameTaken(addr));

@@ -26,8 +26,9 @@ use crate::{
     types::{InstanceId, NodeId},
 };
 
-/// How long changes after a publication are collected.
-const COALESCE: Duration = Duration::from_millis(500);
+/// How long changes after a publication are collected. A change that comes right behind another must still be in every
+/// snapshot within 400 ms, with spreading and building.
+const COALESCE: Duration = Duration::from_millis(300);
 /// Events from the network waiting for the agent.
 const EVENTS: usize = 1024;
 /// Data-path threads when none are asked for: one per core, at most two; a sidecar shares its host.

@@ -9,7 +9,7 @@ use std::{
 use quinn::{Connection, Incoming};
 use tokio::time::{sleep, timeout};
 
-use super::{NetFault, engine::Engine, link::plain, report};
+use super::{NetEvent, NetFault, engine::Engine, link::plain, report};
 
 impl Engine {
     /// Accepts until the endpoint closes.
@@ -54,6 +54,7 @@ impl Engine {
             }
             // A seed list may hold one's own address.
             Err(NetFault::Itself(_)) => {}
+            Err(NetFault::OwnName { .. }) => self.tell(addr, NetEvent::NameClaimed { addr }),
             Err(NetFault::Handshake { reason, .. }) => self.report(addr, reason),
             Err(fault) => self.report(addr, fault.to_string()),
         }

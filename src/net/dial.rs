@@ -143,10 +143,15 @@ impl Engine {
 
     /// Counts a failed handshake and tells the agent, if this address was not reported lately.
     pub(super) fn report(&self, addr: SocketAddr, reason: String) {
+        self.tell(addr, NetEvent::HandshakeRefused { addr, reason });
+    }
+
+    /// Counts a failed handshake with `addr`, and tells of it unless that was done a moment ago.
+    pub(super) fn tell(&self, addr: SocketAddr, event: NetEvent) {
         self.stats.handshakes_failed.one();
         if self.reports.may_report(addr, self.runtime.now()) {
             // An agent that does not keep up has other worries.
-            let _ = self.events.try_send(NetEvent::HandshakeRefused { addr, reason });
+            let _ = self.events.try_send(event);
         }
     }
 }

@@ -78,12 +78,18 @@ pub enum NetEvent {
         /// As given to [`Net::udp_probe`].
         token: u64,
     },
-    /// A handshake failed in a way that a person should know (another mesh, unknown authority, own name).
+    /// A handshake failed in a way that a person should know (another mesh, unknown authority, own name
+    /// at the dialled address).
     HandshakeRefused {
         /// The peer's address.
         addr: SocketAddr,
         /// Why, with the cure. Partly the peer's words.
         reason: String,
+    },
+    /// Another process dialled with this node's own certificate, and was turned away.
+    NameClaimed {
+        /// Where it dialled from.
+        addr: SocketAddr,
     },
 }
 

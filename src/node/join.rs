@@ -52,7 +52,8 @@ impl Node {
         self.seeds.values().filter(|seed| !seed.own && !seed.in_flight).map(|seed| seed.next).min()
     }
 
-    /// Tries the seeds that are due and not active members; ends the joining phase when it has lasted long enough.
+    /// Tries the seeds that are due and not active members; ends the joining phase when it has lasted long enough. While
+    /// joining, every seed is asked: that it is an active member is then only what the disk says.
     pub(super) fn drive_join(&mut self, now: Now) {
         if self.seed_due().is_some_and(|due| now.mono >= due) {
             let active: Vec<SocketAddr> = self.active_addrs();
@@ -63,7 +64,7 @@ impl Node {
                 .map(|(addr, _)| *addr)
                 .collect();
             for addr in due {
-                if active.contains(&addr) {
+                if self.phase != Phase::Joining && active.contains(&addr) {
                     self.postpone(now, addr);
                 } else {
                     self.try_seed(now, addr);

@@ -415,10 +415,14 @@ impl Membership {
     /// Carries out what foca wants.
     fn run(&mut self, now: Mono, effects: Effects) {
         for (to, packet) in effects.send {
+            // foca may still be about to probe somebody who has been forgotten since, or whose place another has taken.
+            let Some(member) = self.roster.find(to.slot).filter(|member| member.generation == to.generation) else {
+                continue;
+            };
+            let name = member.name.clone();
             if let Probe::Ping(number) = packet.probe {
                 self.ping = Some(Ping { to, number, at: now, acked: false });
             }
-            let name = self.roster.get(to.slot).name.clone();
             self.send(name, vec![Frame::Foca(packet.encode())]);
         }
         for (after, timer) in effects.timers {

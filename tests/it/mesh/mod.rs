@@ -3,5 +3,10 @@
 //! Nothing here sleeps and hopes: every wait is for a condition, with a deadline far above what it takes. Times that the
 //! product promises are measured and printed (`--nocapture` shows them); the tests assert a generous multiple.
 
+mod command;
+mod instances;
+mod names;
+mod networks;
 mod restart;
 mod together;
+mod traffic;

@@ -13,7 +13,10 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
     unistd::Pid,
 };
 use serde_json::Value;
@@ -166,7 +169,11 @@ pub struct App {
 
 impl App {
     pub fn start(instance: &str, version: &str) -> Self {
-        let mut app = Self { addr: SocketAddr::new(own_address(), 0), instance: instance.into(), child: None };
+        Self::on(SocketAddr::new(own_address(), 0), instance, version)
+    }
+
+    pub fn on(addr: SocketAddr, instance: &str, version: &str) -> Self {
+        let mut app = Self { addr, instance: instance.into(), child: None };
         app.restart(version);
         app
     }
@@ -224,8 +231,6 @@ pub struct Pod {
     pub gossip: SocketAddr,
     /// Further flags of `run`.
     pub flags: Vec<String>,
-    /// Program and arguments put before the binary, such as `ip netns exec x`.
-    pub before: Vec<String>,
     instances: String,
     child: Option<Child>,
     bound: Option<Bound>,
@@ -240,7 +245,6 @@ impl Pod {
             seeds: Vec::new(),
             gossip: SocketAddr::new(own_address(), 0),
             flags: Vec::new(),
-            before: Vec::new(),
             instances: String::new(),
             child: None,
             bound: None,
@@ -291,16 +295,10 @@ impl Pod {
         let _ = fs::remove_file(self.data_dir().join("run.json"));
         self.bound = None;
         let arguments = self.arguments();
-        let mut command = match self.before.split_first() {
-            None => lanemesh(&arguments),
-            Some((program, rest)) => {
-                let mut command = Command::new(program);
-                command.args(rest).arg(BINARY).args(&arguments).stdin(Stdio::null());
-                command
-            }
-        };
-        let log = || File::options().create(true).append(true).open(self.dir.join("log")).unwrap();
-        self.child = Some(command.stdout(log()).stderr(log()).spawn().expect("the binary can be started"));
+        let mut command = lanemesh(&arguments);
+        let file = |name| File::options().create(true).append(true).open(self.dir.join(name)).unwrap();
+        let child = command.stdout(file("access-log")).stderr(file("log")).spawn();
+        self.child = Some(child.expect("the binary can be started"));
     }
 
     /// Waits until the process has bound its ports and says that it is ready.
@@ -349,6 +347,13 @@ impl Pod {
     /// Sends a signal to the sidecar.
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid() as i32), signal).unwrap();
+    }
+
+    /// SIGSTOP; returns when every thread has stopped.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+        let stopped = waitpid(Pid::from_raw(self.pid() as i32), Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert!(matches!(stopped, WaitStatus::Stopped(..)), "{} was to be stopped: {stopped:?}", self.name);
     }
 
     /// kill -9 of the sidecar alone.

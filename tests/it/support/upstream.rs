@@ -75,7 +75,11 @@ pub struct Upstream {
 impl Upstream {
     /// `script` gets the request and how many this upstream saw before.
     pub fn start(script: impl Fn(&Seen, usize) -> Vec<Act> + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::on(TcpListener::bind("127.0.0.1:0").unwrap(), script)
+    }
+
+    /// The same on a listener that is there.
+    pub fn on(listener: TcpListener, script: impl Fn(&Seen, usize) -> Vec<Act> + Send + Sync + 'static) -> Self {
         let upstream = Self {
             addr: listener.local_addr().unwrap(),
             log: Arc::default(),

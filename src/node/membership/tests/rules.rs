@@ -392,6 +392,19 @@ fn digest_of(m: &Membership) -> u64 {
     copy.digest()
 }
 
+/// Found by the property below: foca was about to probe a member that had been forgotten meanwhile.
+#[test]
+fn foca_may_still_want_to_probe_somebody_forgotten() {
+    let (mut m, mut now) = (one_of(5), START);
+    let wait = Step::Wait;
+    let steps =
+        [wait(1500), wait(1500), Step::Forget(1), Step::Alive(5, 0, 0), wait(1751), Step::Forget(2), Step::Forget(5)];
+    for step in steps.into_iter().chain([wait(1490), wait(610)]) {
+        take(&mut m, &mut now, step);
+    }
+    assert_eq!(m.active(), [name(3), name(4)]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
