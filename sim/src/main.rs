@@ -145,7 +145,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Swarm { seeds, nodes, minutes, keep, json } => swarm(seeds, Size { nodes, minutes }, &keep, json),
         Verb::Draw { seed, nodes, minutes } => {
             let scenario = draw(seed, Size { nodes, minutes });
-            print!("{}", history(&scenario, seed)?);
+            show(&history(&scenario, seed)?.to_string());
             Ok(true)
         }
         Verb::Replay { file, show } => {
@@ -159,22 +159,28 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             let Some((name, doc)) = found else {
                 bail!("there is no invariant `{invariant}`; there are: {}", invariants::names().join(", "))
             };
-            println!("{name}\n\n{doc}");
+            show(&format!("{name}\n\n{doc}\n"));
             Ok(true)
         }
     }
 }
 
 fn list() -> anyhow::Result<bool> {
-    println!("scenarios:");
-    for (name, text) in LIBRARY {
-        let scenario = Scenario::parse(text).with_context(|| format!("scenario {name}"))?;
+    let mut text = String::from("scenarios:\n");
+    for (name, source) in LIBRARY {
+        let scenario = Scenario::parse(source).with_context(|| format!("scenario {name}"))?;
         let cases = if scenario.cases.is_empty() { String::new() } else { format!(" [{}]", scenario.cases.join(", ")) };
-        println!("  {name:<22} {}{cases}", scenario.about);
+        text += &format!("  {name:<22} {}{cases}\n", scenario.about);
     }
-    println!("\ninvariants (`explain` describes them):");
-    invariants::names().iter().for_each(|name| println!("  {name}"));
+    text += "\ninvariants (`explain` describes them):\n";
+    invariants::names().iter().for_each(|name| text += &format!("  {name}\n"));
+    show(&text);
     Ok(true)
+}
+
+/// Prints; a reader that has gone away (`| head`) is no error.
+fn show(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 fn find(name: &str) -> anyhow::Result<Scenario> {

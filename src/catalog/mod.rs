@@ -13,5 +13,5 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use merge::{Merge, Refusal};
+pub use merge::{MAX_AHEAD_MS, Merge, Refusal};
 pub use table::{Catalog, Change, Conflict, InstanceEntry, MemberEntry, PolicyEntry};

@@ -247,6 +247,18 @@ fn a_policy_from_a_clock_far_ahead_is_refused_until_its_time_comes() {
 }
 
 #[test]
+fn a_rollback_is_taken_from_any_clock() {
+    let mut catalog = introduced();
+    let trust = FakeTrust::new(&node("me"));
+    let raise = policy("a", 0, NOW.0);
+    merge_all(&mut catalog, &[signed(&Body::Policy(raise.clone()))]);
+    // This node's clock is an hour behind the one that rolls back.
+    let back = rollback(&raise.service, Some(&raise), "b", "", Wall(NOW.0 + 3_600_000));
+    assert!(matches!(catalog.merge(&signed(&Body::Policy(back)), &trust, NOW), Merge::News(_)));
+    assert!(catalog.policies().next().unwrap().policy.off);
+}
+
+#[test]
 fn what_a_newer_version_appends_is_carried_on_unchanged() {
     let mut catalog = introduced();
     let who = node("a");

@@ -95,8 +95,8 @@ fn first(service: &ServiceName) -> LanePolicy {
 /// counts: the epoch decides already, and a rollback must not inherit a clock that was ahead, which everybody would refuse.
 fn next_version(seen: Option<&PolicyVersion>, epoch_step: u64, author: &str, wall: Wall) -> PolicyVersion {
     let (epoch, clock) = seen.map_or((0, 0), |version| (version.epoch, version.clock));
-    let least = if epoch_step > 0 { 0 } else { clock + 1 };
-    PolicyVersion { epoch: epoch + epoch_step, clock: wall.0.max(least), author: author.to_owned() }
+    let least = if epoch_step > 0 { 0 } else { clock.saturating_add(1) };
+    PolicyVersion { epoch: epoch.saturating_add(epoch_step), clock: wall.0.max(least), author: author.to_owned() }
 }
 
 impl PolicyChange {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Drains, Node, Now, Output, Phase, Records, Spread, sync::Purpose};
 use crate::{
-    catalog::Change,
+    catalog::{Change, MAX_AHEAD_MS},
     lanes::{PolicyChange, rollback},
     types::{
         CertFacts, Drain, Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MAX_RECORD_BYTES, MemberState,
@@ -98,6 +98,16 @@ pub enum OrderError {
         service: ServiceName,
         /// The minimum.
         wanted: u32,
+    },
+    /// The policy in force came from a clock that was ahead; nobody would take a change that builds on it.
+    #[error(
+        "the policy of `{service}` in force was set by a clock {seconds} s ahead of this one: check both clocks, then `lanemesh rollback {service}` and set it anew"
+    )]
+    ClockAhead {
+        /// Service.
+        service: ServiceName,
+        /// By how much.
+        seconds: u64,
     },
     /// The node has left or its name is taken.
     #[error("this sidecar has left the mesh")]
@@ -249,6 +259,10 @@ impl Node {
         self.present()?;
         let held = self.catalog.policy(service).map(|entry| entry.policy.clone());
         let policy = change.apply(service, held.as_deref(), self.config.node.as_str(), now.wall)?;
+        let ahead = policy.version.clock.saturating_sub(now.wall.0);
+        if ahead > MAX_AHEAD_MS && !policy.off {
+            return Err(OrderError::ClockAhead { service: service.clone(), seconds: ahead / 1000 });
+        }
         self.say_policy(now, policy.clone(), Spread::Eager);
         Ok(policy)
     }

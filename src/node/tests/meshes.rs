@@ -146,6 +146,39 @@ fn a_policy_set_anywhere_reaches_everybody_and_a_rollback_wins() {
 }
 
 #[test]
+fn a_change_that_builds_on_a_clock_far_ahead_is_refused_with_a_cure_and_a_rollback_mends_it() {
+    let mut world = World::mesh(3, 63);
+    let canary =
+        |size| PolicyChange { sizes: [(Lane::new("canary").unwrap(), size)].into(), ..PolicyChange::default() };
+    world.order_of(1, |node, mut now| {
+        now.wall.0 += 50_000;
+        node.set_policy(now, &orders(), &canary(500)).unwrap();
+    });
+    world.run(SECOND);
+    world.order_of(2, |node, mut now| {
+        now.wall.0 -= 3_600_000;
+        let error = node.set_policy(now, &orders(), &canary(900)).unwrap_err().to_string();
+        assert!(error.contains("rollback orders"), "{error}");
+        node.rollback(now, &orders(), "clock").unwrap();
+    });
+    let off = |w: &World| w.running().iter().all(|at| w.table(*at).policies[&orders()].off);
+    assert!(world.run_until(SECOND, off).is_some());
+    world.order_of(2, |node, now| node.set_policy(now, &orders(), &canary(900)).unwrap());
+    assert!(world.run_until(SECOND, |w| !off(w)).is_some());
+}
+
+#[test]
+fn a_restarted_node_asks_its_seeds_although_the_disk_calls_them_alive() {
+    let mut world = World::mesh(4, 64);
+    world.run(3 * SECOND);
+    world.kill(2);
+    world.run(ms(100));
+    world.start(2);
+    let took = world.run_until(SECOND, |w| w.node(2).is_member()).expect("never took part");
+    assert!(took <= ms(100), "{took:?}: its seed answers within some milliseconds");
+}
+
+#[test]
 fn a_fast_restart_is_the_new_run_at_once() {
     let mut world = World::mesh(5, 7);
     for round in 0..6 {
