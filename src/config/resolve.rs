@@ -121,6 +121,7 @@ fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
         max_head_bytes: small(s.value(f, "max_head_bytes", values::whole)),
         max_headers: small(s.value(f, "max_headers", values::whole)),
         max_connections: small(s.value(f, "max_connections", values::whole)),
+        h2_max_streams: small(s.value(f, "h2_max_streams", values::whole)),
         max_retries: small(s.value(f, "max_retries", values::whole)),
         timeouts: timeouts(&Section::fixed("proxy.timeouts", top), f),
         subject,
@@ -169,6 +170,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
         total,
         idle: s.value(f, "idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
+        h2_ping: s.value(f, "h2_ping", values::span),
         head: s.value(f, "head", values::span),
     }
 }

@@ -96,6 +96,8 @@ pub struct Proxy {
     pub max_headers: usize,
     /// Most client connections.
     pub max_connections: usize,
+    /// Most concurrent streams of an HTTP/2 client connection.
+    pub h2_max_streams: u32,
     /// Most retries after something was sent.
     pub max_retries: u8,
     /// Time limits.
@@ -117,6 +119,8 @@ pub struct Timeouts {
     pub idle: Duration,
     /// A pooled connection to an instance.
     pub pool_idle: Duration,
+    /// Silence of an HTTP/2 connection to an instance before it is pinged.
+    pub h2_ping: Duration,
     /// A request head, from its first byte.
     pub head: Duration,
 }

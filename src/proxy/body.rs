@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::{flight::Flight, pool::Lease};
+use super::{flight::Flight, grpc, headers::clean_trailers, pool::Lease};
 
 /// A limit on silence. Fires between one and two times the limit after the last progress: progress only sets a mark, so that
 /// a busy stream never touches its timer.
@@ -28,24 +28,28 @@ pub(super) struct Idle {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
     progress: bool,
+    /// Pieces that had moved the other way when the limit last passed.
+    other_way: u64,
 }
 
 impl Idle {
     pub(super) fn new(limit: Duration) -> Self {
-        Self { limit, sleep: None, progress: false }
+        Self { limit, sleep: None, progress: false, other_way: 0 }
     }
 
     fn progress(&mut self) {
         self.progress = true;
     }
 
-    /// Ready when the limit has passed in silence. Poll it while waiting.
-    fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready when the limit has passed in silence, on this body and on the one that goes the other way, of which so many pieces
+    /// have moved. Poll it while waiting.
+    fn poll_expired(&mut self, other_way: u64, cx: &mut Context<'_>) -> Poll<()> {
         let limit = self.limit;
         let timer = self.sleep.get_or_insert_with(|| Box::pin(sleep(limit)));
         loop {
             ready!(timer.as_mut().poll(cx));
-            if !std::mem::take(&mut self.progress) {
+            let other_way = std::mem::replace(&mut self.other_way, other_way) != other_way;
+            if !std::mem::take(&mut self.progress) && !other_way {
                 return Poll::Ready(());
             }
             timer.as_mut().reset(Instant::now() + limit);
@@ -62,11 +66,13 @@ pub(super) enum ClientFault {
     Silent,
 }
 
-/// How far a streamed body has come; shared with who waits for the answer.
+/// How far a streamed body has come; shared with who waits for the answer, and with the answer's body.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// Pieces taken from the client.
     pub(super) frames: Cell<u64>,
+    /// Pieces of the answer given to the client.
+    answered: Cell<u64>,
     /// Set when the client is to blame for the end.
     pub(super) fault: Cell<Option<ClientFault>>,
     /// Set while the client, which waits for a 100, was not asked for it.
@@ -182,7 +188,8 @@ impl Streamed {
             self.progress.withheld.set(false);
         }
         match Pin::new(&mut self.inner).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
+            Poll::Ready(Some(Ok(mut frame))) => {
+                frame.trailers_mut().map(clean_trailers);
                 self.idle.progress();
                 self.progress.frames.set(self.progress.frames.get() + 1);
                 Poll::Ready(Some(Ok(frame)))
@@ -193,7 +200,7 @@ impl Streamed {
             }
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
-                ready!(self.idle.poll_expired(cx));
+                ready!(self.idle.poll_expired(self.progress.answered.get(), cx));
                 self.progress.fault.set(Some(ClientFault::Silent));
                 Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())))
             }
@@ -252,13 +259,15 @@ pub(super) async fn keep(mut body: Incoming, silence: Duration) -> Result<Bytes,
 pub(super) enum Whole {
     /// All of it.
     Done(Bytes),
+    /// All of it, and trailers, which stay where they are.
+    WithTrailers,
     /// The instance broke off: nothing of it was given to the client.
     Broken(hyper::Error),
 }
 
 /// A response's body being read whole. Kept outside the future that reads, so that nothing is lost when time runs out.
 pub(super) struct Gathering {
-    parts: VecDeque<Bytes>,
+    parts: VecDeque<Frame<Bytes>>,
     rest: Incoming,
 }
 
@@ -273,13 +282,16 @@ impl Gathering {
             match self.rest.frame().await {
                 None => break,
                 Some(Err(error)) => return Whole::Broken(error),
-                Some(Ok(frame)) => self.parts.extend(frame.into_data().ok()),
+                Some(Ok(frame)) => self.parts.push_back(frame),
             }
+        }
+        if self.parts.back().is_some_and(Frame::is_trailers) {
+            return Whole::WithTrailers;
         }
         match self.parts.len() {
             0 => Whole::Done(Bytes::new()),
-            1 => Whole::Done(self.parts.pop_front().unwrap_or_default()),
-            _ => Whole::Done(self.parts.iter().flatten().copied().collect()),
+            1 => Whole::Done(self.parts.pop_front().and_then(|part| part.into_data().ok()).unwrap_or_default()),
+            _ => Whole::Done(self.parts.iter().filter_map(Frame::data_ref).flatten().copied().collect()),
         }
     }
 }
@@ -296,13 +308,15 @@ pub(super) enum AnswerBody {
 
 enum Source {
     Whole(Bytes),
-    /// Of a 304, whose `Content-Length` speaks of the response to another request. hyper drops that header when the body says
+    /// Of a 304, whose `Content-Length` speaks of the response to another request. hyper's HTTP/1.1 drops that header when the body says
     /// that it has ended, and sends nothing of a body that claims otherwise.
     Absent,
     Streamed {
-        parts: VecDeque<Bytes>,
+        parts: VecDeque<Frame<Bytes>>,
         rest: Incoming,
         idle: Idle,
+        /// Of the request's body, where that is streamed.
+        request: Option<Rc<Progress>>,
     },
 }
 
@@ -316,7 +330,13 @@ pub(super) struct ResponseBody {
 
 impl ResponseBody {
     /// An instance's.
-    pub(super) fn new(body: AnswerBody, silence: Duration, lease: Lease, flight: Box<Flight>) -> Self {
+    pub(super) fn new(
+        body: AnswerBody,
+        request: Option<Rc<Progress>>,
+        silence: Duration,
+        lease: Lease,
+        flight: Box<Flight>,
+    ) -> Self {
         match body {
             AnswerBody::Whole(bytes) => {
                 lease.give_back();
@@ -324,10 +344,13 @@ impl ResponseBody {
             }
             AnswerBody::Absent => {
                 lease.give_back();
+                if flight.http2 {
+                    return Self::local(Bytes::new(), flight);
+                }
                 Self { source: Source::Absent, lease: None, flight: Some(flight) }
             }
             AnswerBody::Streamed(Gathering { parts, rest }) => {
-                let source = Source::Streamed { parts, rest, idle: Idle::new(silence) };
+                let source = Source::Streamed { parts, rest, idle: Idle::new(silence), request };
                 Self { source, lease: Some(lease), flight: Some(flight) }
             }
         }
@@ -351,19 +374,23 @@ impl ResponseBody {
             Source::Absent => Poll::Ready(None),
             Source::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Source::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Source::Streamed { parts, rest, idle } => {
+            Source::Streamed { parts, rest, idle, request } => {
                 if let Some(part) = parts.pop_front() {
-                    return Poll::Ready(Some(Ok(Frame::data(part))));
+                    return Poll::Ready(Some(Ok(part)));
                 }
                 match Pin::new(rest).poll_frame(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
                         idle.progress();
+                        if let Some(request) = request {
+                            request.answered.set(request.answered.get() + 1);
+                        }
                         Poll::Ready(Some(Ok(frame)))
                     }
                     Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(io::Error::other(error)))),
                     Poll::Ready(None) => Poll::Ready(None),
                     Poll::Pending => {
-                        ready!(idle.poll_expired(cx));
+                        let moved = request.as_ref().map_or(0, |request| request.frames.get());
+                        ready!(idle.poll_expired(moved, cx));
                         Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())))
                     }
                 }
@@ -384,19 +411,25 @@ impl Body for ResponseBody {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let frame = ready!(self.poll(cx));
-        match &frame {
+        let mut frame = ready!(self.poll(cx));
+        match &mut frame {
             Some(Ok(frame)) => {
+                frame.trailers_mut().map(clean_trailers);
                 if let (Some(data), Some(flight)) = (frame.data_ref(), &mut self.flight) {
                     flight.bytes += data.len() as u64;
                 }
             }
             Some(Err(error)) => {
-                if let Some(flight) = &mut self.flight {
-                    let silent = error.kind() == io::ErrorKind::TimedOut;
+                let silent = error.kind() == io::ErrorKind::TimedOut;
+                let grpc = self.flight.as_mut().is_some_and(|flight| {
                     flight.error = Some(if silent { "upstream_body_timeout" } else { "upstream_body_cut" });
-                }
+                    flight.grpc
+                });
                 (self.lease, self.flight) = (None, None);
+                if grpc {
+                    self.source = Source::Whole(Bytes::new());
+                    return Poll::Ready(Some(Ok(Frame::trailers(grpc::broken_off(silent)))));
+                }
             }
             None => self.finish(),
         }
@@ -412,7 +445,7 @@ impl Body for ResponseBody {
             Source::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Source::Absent => SizeHint::default(),
             Source::Streamed { parts, rest, .. } => {
-                let ahead: u64 = parts.iter().map(|part| part.len() as u64).sum();
+                let ahead: u64 = parts.iter().filter_map(Frame::data_ref).map(|part| part.len() as u64).sum();
                 let mut hint = rest.size_hint();
                 if let Some(upper) = hint.upper() {
                     hint.set_upper(upper + ahead);

@@ -1,7 +1,14 @@
 //! One client connection: hyper serves it, the thread's sweep watches its clock.
 
-use std::{cell::Cell, convert::Infallible, net::SocketAddr, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, OnceCell},
+    convert::Infallible,
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+};
 
+use bytes::Bytes;
 use http::Request;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -9,8 +16,10 @@ use tokio::{net::TcpStream, sync::Notify};
 
 use super::{
     Reason,
+    detect::Opening,
     forward::handle,
     framing::{Fault, Follower},
+    h2_serve,
     io::{ClientIo, Socket, Wire},
     worker::Worker,
 };
@@ -22,17 +31,19 @@ pub(super) struct Client {
     /// Service of the port, when it has one.
     pub(super) dedicated: Option<Arc<str>>,
     socket: Socket,
-    wire: Rc<Wire>,
+    pub(super) wire: Rc<Wire>,
+    /// Set once it speaks HTTP/2.
+    pub(super) http2: OnceCell<Rc<h2_serve::Streams>>,
     /// Requests handed over by hyper so far.
     served: Cell<u64>,
     in_flight: Cell<u32>,
-    end: Notify,
-    how: Cell<End>,
+    pub(super) end: Notify,
+    pub(super) how: Cell<End>,
 }
 
 /// How a connection is ended from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     /// After the request in flight.
     Gracefully,
     /// At once.
@@ -57,7 +68,7 @@ impl Client {
     pub(super) fn left(&self, now: Mono) {
         self.in_flight.set(self.in_flight.get().saturating_sub(1));
         // Idle time runs from the end of a response, not from its request.
-        if !self.wire.follower.borrow().in_head() {
+        if !self.wire.in_head() {
             self.wire.since.set(now);
         }
     }
@@ -68,7 +79,12 @@ impl Client {
         self.end.notify_one();
     }
 
-    fn cut(&self) {
+    /// The connection's bytes, watched.
+    pub(super) fn io(&self, worker: &Worker) -> ClientIo {
+        ClientIo { socket: self.socket.clone(), wire: self.wire.clone(), clock: worker.clock }
+    }
+
+    pub(super) fn cut(&self) {
         self.how.set(End::Now);
         self.end.notify_one();
     }
@@ -77,6 +93,9 @@ impl Client {
     pub(super) fn sweep(&self, worker: &Worker, now: Mono) {
         let timeouts = &worker.config.timeouts;
         let silent = now.since(self.wire.since.get());
+        if let Some(streams) = self.http2.get() {
+            streams.sweep(self, worker, now);
+        }
         if self.wire.blocked.get().is_some_and(|since| now.since(since) > timeouts.idle) {
             tracing::debug!(client = %self.address, "the client takes no bytes: connection closed");
             self.cut();
@@ -85,7 +104,7 @@ impl Client {
             if self.socket.reset() {
                 self.cut();
             }
-        } else if self.wire.follower.borrow().in_head() {
+        } else if self.wire.in_head() {
             if silent > timeouts.head {
                 worker.metrics.proxy_error(Reason::RequestTimeout.name());
                 self.socket.last_words(&Reason::RequestTimeout.last_words());
@@ -104,6 +123,7 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
     let socket = Socket::new(stream);
     let config = &worker.config;
     let wire = Rc::new(Wire {
+        opening: Opening::default(),
         follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
         since: worker.clock.mono().into(),
         blocked: Cell::new(None),
@@ -113,29 +133,39 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
         dedicated,
         socket: socket.clone(),
         wire: wire.clone(),
+        http2: OnceCell::new(),
         served: Cell::new(0),
         in_flight: Cell::new(0),
         end: Notify::new(),
         how: Cell::new(End::Gracefully),
     });
     let _registered = worker.register(&client);
-    let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
+    if let Some(first) = serve_http1(&worker, &client).await {
+        // On the heap: most connections never need its room.
+        Box::pin(h2_serve::serve(&worker, &client, first)).await;
+    }
+}
+
+/// Serves a connection as HTTP/1.1 to its end, or to the point where it turns out to be HTTP/2; returns what was read then.
+async fn serve_http1(worker: &Rc<Worker>, client: &Rc<Client>) -> Option<Bytes> {
+    let io = TokioIo::new(client.io(worker));
     let service = service_fn(|request: Request<Incoming>| {
         let (worker, client) = (worker.clone(), client.clone());
         async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
     });
-    let mut connection = std::pin::pin!(builder(&worker).serve_connection(io, service));
+    let mut connection = std::pin::pin!(builder(worker).serve_connection(io, service));
     loop {
         tokio::select! {
             ended = &mut connection => {
-                if let Err(error) = ended {
-                    broken(&worker, &client, &error);
+                let first = client.wire.opening.take();
+                if let (Err(error), None) = (ended, &first) {
+                    broken(worker, client, &error);
                 }
-                return;
+                return first;
             }
             () = client.end.notified() => match client.how.get() {
                 End::Gracefully => connection.as_mut().graceful_shutdown(),
-                End::Now => return,
+                End::Now => return None,
             },
         }
     }
@@ -155,11 +185,7 @@ fn builder(worker: &Worker) -> http1::Builder {
 
 /// hyper answers what it cannot parse by itself, without a body; here it is counted and explained.
 fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
-    let reason = if error.is_parse_version_h2() {
-        // The one thing that hyper closes upon without a word.
-        client.socket.last_words(&Reason::VersionUnsupported.last_words());
-        Some(Reason::VersionUnsupported)
-    } else if error.is_parse_too_large() {
+    let reason = if error.is_parse_too_large() {
         Some(Reason::HeadTooLarge)
     } else if error.is_parse() {
         Some(Reason::BadSyntax)

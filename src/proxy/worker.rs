@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Reason, client::Client, client::serve, pool::Pool, view::View};
+use super::{Reason, client::Client, client::serve, h2_pool::H2Pool, pool::Pool, view::View};
 use crate::{
     config::{AccessLog, Proxy, ServiceRule},
     routing::Snapshot,
@@ -235,6 +235,7 @@ pub(super) struct Worker {
     pub(super) clock: Clock,
     pub(super) access: AccessSink,
     pub(super) pool: Rc<Pool>,
+    pub(super) h2_pool: Rc<H2Pool>,
     snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
@@ -247,6 +248,7 @@ impl Worker {
     fn new(seed: Seed, shared: Arc<Shared>) -> Self {
         let Seed { config, lane_header, snapshots, metrics, clock, sink, own } = seed;
         let pool = Rc::new(Pool::new(config.proxy.timeouts.pool_idle, own, clock, metrics.clone()));
+        let h2_pool = Rc::new(H2Pool::new(pool.clone(), config.proxy.timeouts, clock, metrics.clone()));
         let view = RefCell::new(Rc::new(View::new(snapshots.load_full())));
         Self {
             config: config.proxy.clone(),
@@ -256,6 +258,7 @@ impl Worker {
             clock,
             access: sink,
             pool,
+            h2_pool,
             snapshots: RefCell::new(Cache::new(snapshots)),
             view,
             random: Cell::new(first_random()),
@@ -309,6 +312,7 @@ impl Worker {
 
     fn sweep(&self, now: Mono) {
         self.pool.sweep();
+        self.h2_pool.sweep();
         for client in self.clients.borrow().values() {
             client.sweep(self, now);
         }

@@ -80,6 +80,7 @@ pub fn proxy_config() -> Proxy {
         max_head_bytes: 32 * 1024,
         max_headers: 100,
         max_connections: 1_000,
+        h2_max_streams: 100,
         max_retries: 2,
         timeouts: Timeouts {
             connect: Duration::from_millis(500),
@@ -87,6 +88,7 @@ pub fn proxy_config() -> Proxy {
             total: Duration::from_secs(6),
             idle: Duration::from_secs(5),
             pool_idle: Duration::from_secs(3),
+            h2_ping: Duration::from_secs(310),
             head: Duration::from_secs(5),
         },
         subject: SubjectSource::default(),
