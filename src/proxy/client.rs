@@ -75,8 +75,9 @@ impl Client {
 
     /// Ends the connection after the request in flight.
     pub(super) fn finish(&self) {
-        self.how.set(End::Gracefully);
-        self.end.notify_one();
+        if self.how.get() != End::Now {
+            self.end.notify_one();
+        }
     }
 
     /// The connection's bytes, watched.

@@ -190,11 +190,7 @@ impl H2Pool {
             }
             if timeout_at(deadline, entry.changed.notified()).await.is_err() {
                 let full = entry.shared.borrow().iter().any(|shared| shared.usable());
-                return Err(if full {
-                    ConnectFault::Full
-                } else {
-                    ConnectFault::Failed(io::ErrorKind::TimedOut.into())
-                });
+                return Err(if full { ConnectFault::Full } else { late() });
             }
         }
     }
@@ -258,9 +254,7 @@ impl H2Pool {
             let deadline = pool.clock.instant(pool.clock.mono() + pool.timeouts.connect).into();
             let opened = match timeout_at(deadline, pool.dial(&entry, number)).await {
                 Ok(opened) => opened,
-                Err(_) => {
-                    Err(ConnectFault::Failed(io::Error::new(io::ErrorKind::TimedOut, "no HTTP/2 SETTINGS in time")))
-                }
+                Err(_) => Err(late()),
             };
             match opened {
                 Ok(shared) => {
@@ -348,6 +342,10 @@ impl H2Pool {
             Arc::strong_count(&entry.cell) > 1
         });
     }
+}
+
+fn late() -> ConnectFault {
+    ConnectFault::Failed(io::Error::new(io::ErrorKind::TimedOut, "no HTTP/2 connection in time"))
 }
 
 /// Has the kernel give up on a peer that is gone without a word.

@@ -14,12 +14,15 @@ use lanemesh::{
     routing::{Builder, Candidate, CandidateTable, Locality, Snapshot},
     telemetry::{Clock, Metrics},
     types::{
-        Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, Region, ServiceName,
+        Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, Protocol, Region, ServiceName,
         SubjectSource, VersionName, Wall, Zone,
     },
 };
 
-use super::raw::{Raw, Response};
+use super::{
+    h2::Conn,
+    raw::{Raw, Response},
+};
 
 /// One instance of a hand-made table.
 #[derive(Debug, Clone)]
@@ -60,6 +63,11 @@ impl Instance {
     pub fn lane(mut self, lane: &str, version: &str) -> Self {
         self.0.lane = Lane::new(lane).unwrap();
         self.0.version = VersionName::new(version).unwrap();
+        self
+    }
+
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.0.protocol = protocol;
         self
     }
 
@@ -172,6 +180,10 @@ impl Fixture {
 
     pub fn addr(&self) -> SocketAddr {
         self.running.as_ref().expect("runs").addr()
+    }
+
+    pub fn h2(&self) -> Conn {
+        Conn::client(self.addr())
     }
 
     pub fn client(&self) -> Raw {
