@@ -37,7 +37,11 @@ pub struct Sidecar {
     pub handle: Handle,
     pub(super) proxy: Option<proxy::Running>,
     pub(super) net: Net,
-    pub(super) shutdown: config::Shutdown,
+    /// The configuration in force.
+    pub(super) config: Config,
+    pub(super) node: NodeId,
+    /// Where instances are reached that name no host of their own.
+    pub(super) host: String,
     pub(super) ready: Arc<Ready>,
     ended: Option<oneshot::Receiver<Ended>>,
     stop_admin: CancellationToken,
@@ -99,7 +103,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         instances,
         watch,
         info: info.clone(),
-        host,
+        host: host.clone(),
         metrics: mesh_metrics.clone(),
         ready: ready.clone(),
     });
@@ -141,9 +145,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         node = %fixed.node, mesh = %fixed.mesh, gossip = %gossip, proxy = %fixed.proxy, admin = %admin_addr,
         "lanemesh {} runs", fixed.version
     );
-    for case in removal::worst_removal(&config) {
-        tracing::info!(within = %config::format_duration(case.within), members = removal::MEMBERS, "no new request after: {}", case.event);
-    }
+    tracing::info!("at worst until an instance gets no new request: {}", removal::in_words(&config));
     // Set once, here.
     let _ = info.set(fixed);
 
@@ -163,7 +165,8 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     };
     tokio::spawn(serve_admin(admin_listener, admin_state, stop_admin.clone()));
     let ended = Some(ended);
-    Ok(Sidecar { handle, proxy: Some(proxy), net, shutdown: config.shutdown, ready, ended, stop_admin, run_file })
+    let (proxy, node) = (Some(proxy), identity.facts().node.clone());
+    Ok(Sidecar { handle, proxy, net, config, node, host, ready, ended, stop_admin, run_file })
 }
 
 impl Sidecar {
@@ -215,7 +218,7 @@ fn same_names(config: &Config, identity: &Identity) -> Result<NodeId> {
     Ok(facts.node.clone())
 }
 
-fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {
+pub(super) fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {
     let local = |(at, instance): (usize, &config::Instance)| {
         let id = match (&instance.id, at) {
             (Some(id), _) => id.clone(),

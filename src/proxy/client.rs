@@ -12,7 +12,7 @@ use super::{
     forward::handle,
     framing::{Fault, Follower},
     io::{ClientIo, Socket, Wire},
-    worker::Worker,
+    worker::{Slot, Worker},
 };
 use crate::types::Mono;
 
@@ -98,7 +98,8 @@ impl Client {
 }
 
 /// Serves one connection to its end.
-pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: SocketAddr, dedicated: Option<Arc<str>>) {
+pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr, dedicated: Option<Arc<str>>) {
+    let worker = slot.worker();
     // Small responses must not wait for an acknowledgement of the one before.
     let _ = stream.set_nodelay(true);
     let socket = Socket::new(stream);
@@ -121,7 +122,7 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
     let _registered = worker.register(&client);
     let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
     let service = service_fn(|request: Request<Incoming>| {
-        let (worker, client) = (worker.clone(), client.clone());
+        let (worker, client) = (slot.worker(), client.clone());
         async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
     });
     let mut connection = std::pin::pin!(builder(&worker).serve_connection(io, service));
