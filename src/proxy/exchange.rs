@@ -11,7 +11,7 @@ use super::{
     body::{AnswerBody, Gathering, Outgoing, Progress, RequestBody, Whole},
     flight::Flight,
     forward::{Refusal, reads_whole, reason_of, refusal},
-    headers::{X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
+    headers::{self, X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
     pool::{ConnectFault, Lease, Link},
     view::{Prepared, Service},
     worker::Worker,
@@ -214,6 +214,11 @@ impl<'a> Exchange<'a> {
         let (head, body) = response.into_parts();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             self.blame(Reason::BadResponse, entry, "it switches protocols unasked");
+            let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
+            return Err(Refusal { reason: Reason::BadResponse, detail });
+        }
+        if !headers::framing_is_plain(&head.headers) {
+            self.blame(Reason::BadResponse, entry, "it uses a transfer coding that nobody asked for");
             let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
             return Err(Refusal { reason: Reason::BadResponse, detail });
         }
