@@ -174,6 +174,9 @@ pub(super) const KEYS: &[Key] = keys! {
             "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
         "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
+        "tunnel_idle" Span(ms(100), s(604_800)), Is("1h"),
+            "Silence both ways in a tunnel (WebSocket and other upgrades, CONNECT, TCP ports). Once one side has finished sending, \
+             `idle` holds where it is shorter.";
         "pool_idle" Span(ms(0), s(3_600)), Is("3s"),
             "How long an unused connection to an instance is kept. Applications close idle connections too (many after 5s), and \
              a request that meets the close has to be sent again: stay below theirs.";

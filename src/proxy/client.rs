@@ -1,6 +1,12 @@
 //! One client connection: hyper serves it, the thread's sweep watches its clock.
 
-use std::{cell::Cell, convert::Infallible, net::SocketAddr, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    convert::Infallible,
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+};
 
 use http::Request;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -12,6 +18,7 @@ use super::{
     forward::handle,
     framing::{Fault, Follower},
     io::{ClientIo, Socket, Wire},
+    tunnel::Tunnel,
     worker::Worker,
 };
 use crate::types::Mono;
@@ -23,6 +30,8 @@ pub(super) struct Client {
     pub(super) dedicated: Option<Arc<str>>,
     socket: Socket,
     wire: Rc<Wire>,
+    /// What the connection becomes after the present response.
+    tunnel: RefCell<Option<Tunnel>>,
     /// Requests handed over by hyper so far.
     served: Cell<u64>,
     in_flight: Cell<u32>,
@@ -73,6 +82,26 @@ impl Client {
         self.end.notify_one();
     }
 
+    /// The client's socket; the connection's own once HTTP is over.
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// After the present response the connection is no longer HTTP.
+    pub(super) fn becomes(&self, tunnel: Tunnel) {
+        self.tunnel.replace(Some(tunnel));
+    }
+
+    /// Returns when the connection is ended from outside.
+    pub(super) async fn told_to_end(&self) {
+        self.end.notified().await;
+    }
+
+    /// Whether it was ended because the client broke off.
+    pub(super) fn cut_off(&self) -> bool {
+        self.how.get() == End::Now
+    }
+
     /// Looks at the clock: ends what is idle, stalls, or was reset by the client.
     pub(super) fn sweep(&self, worker: &Worker, now: Mono) {
         let timeouts = &worker.config.timeouts;
@@ -113,6 +142,7 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
         dedicated,
         socket: socket.clone(),
         wire: wire.clone(),
+        tunnel: RefCell::default(),
         served: Cell::new(0),
         in_flight: Cell::new(0),
         end: Notify::new(),
@@ -124,20 +154,26 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
         let (worker, client) = (worker.clone(), client.clone());
         async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
     });
-    let mut connection = std::pin::pin!(builder(&worker).serve_connection(io, service));
+    let mut connection = builder(&worker).serve_connection(io, service);
     loop {
         tokio::select! {
             ended = &mut connection => {
                 if let Err(error) = ended {
                     broken(&worker, &client, &error);
+                    return;
                 }
-                return;
+                break;
             }
             () = client.end.notified() => match client.how.get() {
-                End::Gracefully => connection.as_mut().graceful_shutdown(),
+                End::Gracefully => std::pin::Pin::new(&mut connection).graceful_shutdown(),
                 End::Now => return,
             },
         }
+    }
+    let tunnel = client.tunnel.take();
+    if let Some(tunnel) = tunnel {
+        client.wire.blocked.set(None);
+        tunnel.carry(&client, connection.into_parts().read_buf).await;
     }
 }
 

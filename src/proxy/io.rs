@@ -5,11 +5,14 @@
 
 use std::{
     cell::{Cell, RefCell},
+    future::poll_fn,
     io::{self, IoSlice},
     mem::MaybeUninit,
+    net::Shutdown,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use socket2::SockRef;
@@ -43,6 +46,38 @@ impl Socket {
     /// Whether the other end has reset the connection (a mere end of its sending does not count).
     pub(super) fn reset(&self) -> bool {
         matches!(SockRef::from(&*self.0.borrow()).take_error(), Ok(Some(_)) | Err(_))
+    }
+
+    /// Waits until there is something to read, an end or an error.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        poll_fn(|cx| self.0.borrow().poll_read_ready(cx)).await
+    }
+
+    /// Waits until something can be written, or an error.
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        poll_fn(|cx| self.0.borrow().poll_write_ready(cx)).await
+    }
+
+    /// Reads what is there; `WouldBlock` when that is nothing.
+    pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.borrow().try_read(buffer)
+    }
+
+    /// Writes what fits; `WouldBlock` when that is nothing.
+    pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow().try_write(bytes)
+    }
+
+    /// Tells the other end that nothing more comes from here.
+    pub(super) fn finish(&self) {
+        // It fails only when the connection is gone, and then there is nobody to tell.
+        let _ = SockRef::from(&*self.0.borrow()).shutdown(Shutdown::Write);
+    }
+
+    /// Makes closing a reset: the other end must not take what it got for all of it.
+    pub(super) fn reset_on_close(&self) {
+        // It fails only when the connection is gone.
+        let _ = SockRef::from(&*self.0.borrow()).set_linger(Some(Duration::ZERO));
     }
 
     /// Writes what fits, for last words on a connection that is closed next.

@@ -242,7 +242,7 @@ fn c66_hop_by_hop_headers_go_both_ways() {
 }
 
 #[test]
-fn c42_an_upgrade_is_answered_as_an_ordinary_request_and_an_unasked_101_is_502() {
+fn c42_an_upgrade_may_be_answered_as_an_ordinary_request_and_an_unasked_101_is_502() {
     let up = Upstream::start(|seen, _| {
         let switch = seen.line().contains("/switch");
         vec![if switch { Act::send("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n") } else { Act::ok("ok") }]
