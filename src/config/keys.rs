@@ -159,7 +159,7 @@ pub(super) const KEYS: &[Key] = keys! {
             "Adds `x-lanemesh-*` response headers that tell instance, version, lane and reason.";
         "lane_header" Text, Is("x-lane"),
             "Header in which an allow-listed subject may name a lane. It is taken off everybody else's requests.";
-        "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431.";
+        "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431, or 414 where the request line alone is larger (of which no more than 65500 bytes are ever taken).";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
         "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
         "max_retries" Whole(0, 10), Is("2"),

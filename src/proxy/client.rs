@@ -6,17 +6,18 @@ use std::{
     net::SocketAddr,
     rc::Rc,
     sync::Arc,
+    time::Duration,
 };
 
-use http::Request;
+use http::{Request, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, sync::Notify};
+use tokio::{net::TcpStream, sync::Notify, time::timeout};
 
 use super::{
     Reason,
     forward::handle,
-    framing::{Fault, Follower},
+    framing::{Fault, Follower, Limit},
     io::{ClientIo, Socket, Wire},
     tunnel::Tunnel,
     worker::Worker,
@@ -32,6 +33,8 @@ pub(super) struct Client {
     wire: Rc<Wire>,
     /// What the connection becomes after the present response.
     tunnel: RefCell<Option<Tunnel>>,
+    /// It has become that, and looks after itself.
+    tunnelled: Cell<bool>,
     /// Requests handed over by hyper so far.
     served: Cell<u64>,
     in_flight: Cell<u32>,
@@ -55,7 +58,6 @@ impl Client {
         self.wire.follower.borrow().fault(index).map(|fault| match fault {
             Fault::Framing => Reason::BadFraming,
             Fault::Target => Reason::BadTarget,
-            Fault::TooLarge => Reason::HeadTooLarge,
         })
     }
 
@@ -104,6 +106,9 @@ impl Client {
 
     /// Looks at the clock: ends what is idle, stalls, or was reset by the client.
     pub(super) fn sweep(&self, worker: &Worker, now: Mono) {
+        if self.tunnelled.get() {
+            return;
+        }
         let timeouts = &worker.config.timeouts;
         let silent = now.since(self.wire.since.get());
         if self.wire.blocked.get().is_some_and(|since| now.since(since) > timeouts.idle) {
@@ -136,6 +141,7 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
         follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
         since: worker.clock.mono().into(),
         blocked: Cell::new(None),
+        answered_400: Cell::new(false),
     });
     let client = Rc::new(Client {
         address,
@@ -143,6 +149,7 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
         socket: socket.clone(),
         wire: wire.clone(),
         tunnel: RefCell::default(),
+        tunnelled: Cell::new(false),
         served: Cell::new(0),
         in_flight: Cell::new(0),
         end: Notify::new(),
@@ -152,15 +159,21 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
     let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
     let service = service_fn(|request: Request<Incoming>| {
         let (worker, client) = (worker.clone(), client.clone());
-        async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
+        async move {
+            let response = handle(worker, client.clone(), request).await;
+            client.wire.answered_400.set(response.status() == StatusCode::BAD_REQUEST);
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut connection = builder(&worker).serve_connection(io, service);
     loop {
         tokio::select! {
             ended = &mut connection => {
-                if let Err(error) = ended {
-                    broken(&worker, &client, &error);
-                    return;
+                let stuck = client.wire.follower.borrow().stuck();
+                match (stuck, ended) {
+                    (Some(limit), _) => beyond(&worker, &client, limit),
+                    (None, Err(error)) => broken(&worker, &client, &error),
+                    (None, Ok(())) => {}
                 }
                 break;
             }
@@ -172,8 +185,11 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
     }
     let tunnel = client.tunnel.take();
     if let Some(tunnel) = tunnel {
-        client.wire.blocked.set(None);
+        client.tunnelled.set(true);
         tunnel.carry(&client, connection.into_parts().read_buf).await;
+    } else {
+        drop(connection);
+        linger(&client).await;
     }
 }
 
@@ -181,22 +197,43 @@ fn builder(worker: &Worker) -> http1::Builder {
     let config = &worker.config;
     let mut builder = http1::Builder::new();
     // The sweep keeps the time of heads: hyper's own timer would also run between requests.
-    builder.half_close(true).header_read_timeout(None).max_header_size(config.max_head_bytes.max(HYPER_HEAD));
-    builder.max_buf_size(config.max_head_bytes.max(HYPER_BUFFER));
-    if config.max_headers > HYPER_HEADERS {
-        builder.max_headers(config.max_headers);
+    builder.half_close(true).header_read_timeout(None).max_buf_size(config.max_head_bytes.max(HYPER_BUFFER));
+    // The follower keeps heads beyond the limits away. One more: the line that it stopped in may have begun.
+    if config.max_headers >= HYPER_HEADERS {
+        builder.max_headers(config.max_headers + 1);
     }
     builder
 }
 
-/// hyper answers what it cannot parse by itself, without a body; here it is counted and explained.
+/// Closes in a way that lets a client which is still sending read the last answer (RFC 9112 9.6): with bytes unread, closing
+/// would be a reset, and a reset takes away what the client has not read yet.
+async fn linger(client: &Client) {
+    if client.wire.follower.borrow().between() || client.socket.reset() {
+        return;
+    }
+    client.socket.finish();
+    // Whether it ends by its end, an error or the time: afterwards it is closed.
+    let _ = timeout(LINGER, client.socket.discard()).await;
+}
+
+/// Refuses a head that the follower kept away from hyper.
+fn beyond(worker: &Worker, client: &Client, limit: Limit) {
+    let reason = if limit == Limit::Target { Reason::TargetTooLong } else { Reason::HeadTooLarge };
+    client.socket.last_words(&reason.last_words());
+    worker.metrics.proxy_error(reason.name());
+    let limits = (worker.config.max_head_bytes, worker.config.max_headers);
+    let (client, reason) = (client.address, reason.name());
+    tracing::info!(%client, reason, max_head_bytes = limits.0, max_headers = limits.1, "request refused");
+}
+
+/// hyper ends the connection when it cannot parse what comes; [`ClientIo`] has put the reason into its answer. Here it is
+/// counted.
+
 fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
     let reason = if error.is_parse_version_h2() {
         // The one thing that hyper closes upon without a word.
         client.socket.last_words(&Reason::VersionUnsupported.last_words());
         Some(Reason::VersionUnsupported)
-    } else if error.is_parse_too_large() {
-        Some(Reason::HeadTooLarge)
     } else if error.is_parse() {
         Some(Reason::BadSyntax)
     } else {
@@ -205,8 +242,7 @@ fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
     let client = client.address;
     if let Some(reason) = reason {
         worker.metrics.proxy_error(reason.name());
-        let limits = (worker.config.max_head_bytes, worker.config.max_headers);
-        tracing::info!(%client, %error, max_head_bytes = limits.0, max_headers = limits.1, "request refused");
+        tracing::info!(%client, %error, reason = reason.name(), "request refused");
     } else {
         tracing::debug!(%client, %error, "client connection ended");
     }
@@ -214,7 +250,7 @@ fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
 
 /// hyper keeps up to this many headers on the stack; more cost an allocation per request.
 const HYPER_HEADERS: usize = 100;
-/// Heads up to this size reach the follower whole and get an answer that says what is wrong.
-const HYPER_HEAD: usize = 64 * 1024;
 /// Read buffer limit of a connection: bodies move in pieces up to this size.
 const HYPER_BUFFER: usize = 64 * 1024;
+/// For a client to read the last answer while it is still sending.
+const LINGER: Duration = Duration::from_secs(1);

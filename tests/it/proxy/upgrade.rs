@@ -62,7 +62,7 @@ fn c42_an_upgrade_becomes_a_tunnel_and_no_byte_is_lost() {
         instance.send(format!("[{n}]"));
         client.until("echo", |bytes| bytes.ends_with(format!("[{n}]").as_bytes()));
     }
-    assert_eq!(proxy.metric("lanemesh_tunnels", &[]), 1.0);
+    eventually("it is counted", || proxy.metric("lanemesh_tunnels", &[]) == 1.0);
     drop((client, instance));
     eventually("it ends with both", || proxy.metric("lanemesh_tunnels", &[]) == 0.0);
     let log = proxy.access_log();
@@ -256,7 +256,7 @@ fn many_idle_tunnels_are_cheap_and_all_work() {
         assert_eq!(client.response(false).status, 101);
         pairs.push((client, instance));
     }
-    assert_eq!(proxy.metric("lanemesh_tunnels", &[]), 200.0);
+    eventually("all are tunnels", || proxy.metric("lanemesh_tunnels", &[]) == 200.0);
     for (n, (client, instance)) in pairs.iter_mut().enumerate() {
         client.send(format!("{n}"));
         instance.until("bytes", |bytes| bytes == n.to_string().as_bytes());

@@ -279,7 +279,9 @@ fn what_cannot_be_parsed_is_400() {
     ] {
         let mut client = proxy.client();
         client.send(request);
-        assert_eq!(client.response(false).status, 400, "{request:?}");
+        let response = client.response(false);
+        assert_eq!((response.status, response.header("x-lanemesh-error")), (400, Some("bad_syntax")), "{request:?}");
+        assert!(response.text().contains("TLS") && response.header("proxy-status").is_some());
         assert_ne!(client.drain().1, End::Open);
     }
 }
