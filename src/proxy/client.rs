@@ -20,7 +20,7 @@ use super::{
     framing::{Fault, Follower, Limit},
     io::{ClientIo, Socket, Wire},
     tunnel::Tunnel,
-    worker::Worker,
+    worker::{Slot, Worker},
 };
 use crate::types::Mono;
 
@@ -132,7 +132,8 @@ impl Client {
 }
 
 /// Serves one connection to its end.
-pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: SocketAddr, dedicated: Option<Arc<str>>) {
+pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr, dedicated: Option<Arc<str>>) {
+    let worker = slot.worker();
     // Small responses must not wait for an acknowledgement of the one before.
     let _ = stream.set_nodelay(true);
     let socket = Socket::new(stream);
@@ -158,7 +159,7 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
     let _registered = worker.register(&client);
     let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
     let service = service_fn(|request: Request<Incoming>| {
-        let (worker, client) = (worker.clone(), client.clone());
+        let (worker, client) = (slot.worker(), client.clone());
         async move {
             let response = handle(worker, client.clone(), request).await;
             client.wire.answered_400.set(response.status() == StatusCode::BAD_REQUEST);
@@ -228,7 +229,6 @@ fn beyond(worker: &Worker, client: &Client, limit: Limit) {
 
 /// hyper ends the connection when it cannot parse what comes; [`ClientIo`] has put the reason into its answer. Here it is
 /// counted.
-
 fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
     let reason = if error.is_parse_version_h2() {
         // The one thing that hyper closes upon without a word.

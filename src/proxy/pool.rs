@@ -5,7 +5,7 @@
 //! connections at times of its own choosing. A stale connection is never the client's error and never the instance's fault.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     io,
     net::{IpAddr, SocketAddr},
     rc::Rc,
@@ -86,7 +86,7 @@ pub(super) enum ConnectFault {
 /// The pool of one data thread.
 pub(super) struct Pool {
     entries: RefCell<FxHashMap<usize, Entry>>,
-    idle_limit: Duration,
+    idle_limit: Cell<Duration>,
     clock: Clock,
     /// This sidecar's own listeners.
     own: Vec<SocketAddr>,
@@ -99,7 +99,12 @@ fn key(cell: &Arc<InstanceCell>) -> usize {
 
 impl Pool {
     pub(super) fn new(idle_limit: Duration, own: Vec<SocketAddr>, clock: Clock, metrics: Arc<Metrics>) -> Self {
-        Self { entries: RefCell::default(), idle_limit, clock, own, metrics }
+        Self { entries: RefCell::default(), idle_limit: Cell::new(idle_limit), clock, own, metrics }
+    }
+
+    /// Another limit, from now on.
+    pub(super) fn set_idle_limit(&self, limit: Duration) {
+        self.idle_limit.set(limit);
     }
 
     /// A connection that is ready; `careful` asks the socket itself.
@@ -118,7 +123,7 @@ impl Pool {
         while at > 0 {
             at -= 1;
             let link = &entry.idle[at];
-            if link.sender.is_closed() || now.since(link.since) > self.idle_limit {
+            if link.sender.is_closed() || now.since(link.since) > self.idle_limit.get() {
                 entry.idle.swap_remove(at);
             } else if link.sender.is_ready() {
                 let link = entry.idle.remove(at);
@@ -227,7 +232,7 @@ impl Pool {
     pub(super) fn sweep(&self) {
         let now = self.clock.mono();
         self.entries.borrow_mut().retain(|_, entry| {
-            entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since) <= self.idle_limit);
+            entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since) <= self.idle_limit.get());
             // The pool's own handle is the last one: no snapshot holds the instance.
             Arc::strong_count(&entry.cell) > 1
         });
