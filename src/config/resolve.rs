@@ -177,6 +177,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
         per_try,
         total,
         idle: s.value(f, "idle", values::span),
+        tunnel_idle: s.value(f, "tunnel_idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
         head: s.value(f, "head", values::span),
     }

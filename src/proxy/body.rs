@@ -292,6 +292,8 @@ pub(super) enum AnswerBody {
     Streamed(Gathering),
     /// None, whatever its head says (304).
     Absent,
+    /// None: the connection is no longer HTTP.
+    Switched,
 }
 
 enum Source {
@@ -330,11 +332,17 @@ impl ResponseBody {
                 lease.give_back();
                 Self { source: Source::Absent, lease: None, flight: Some(flight) }
             }
+            AnswerBody::Switched => Self::none(),
             AnswerBody::Streamed(Gathering { parts, rest }) => {
                 let source = Source::Streamed { parts, rest, idle: Idle::new(silence), broken: None };
                 Self { source, lease: Some(lease), flight: Some(flight) }
             }
         }
+    }
+
+    /// None, of a response that does not end its request.
+    pub(super) fn none() -> Self {
+        Self { source: Source::Whole(Bytes::new()), lease: None, flight: None }
     }
 
     /// One that needs no connection any more.
