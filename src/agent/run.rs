@@ -1,6 +1,7 @@
 //! The loop.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -22,7 +23,7 @@ use crate::{
     ready::{Blocker, Ready},
     routing::{Locality, Snapshot},
     telemetry::Clock,
-    types::{InstanceId, Mono},
+    types::{InstanceId, Mono, NodeId},
 };
 
 /// Questions waiting for the agent.
@@ -114,6 +115,8 @@ pub struct Agent {
     pub(super) ready: Arc<Ready>,
     pub(super) host: String,
     pub(super) state: StateDir,
+    /// Own instances whose id another living member announces as well, as last said.
+    pub(super) twins: BTreeMap<InstanceId, NodeId>,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -147,6 +150,7 @@ impl Agent {
             ready: config.ready,
             host: config.host,
             state: config.state,
+            twins: BTreeMap::new(),
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -251,7 +255,10 @@ impl Agent {
                 Output::SyncReply { id, bytes } => self.net.reply(id, bytes),
                 Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
                 Output::Retire(node) => self.net.retire(&node),
-                Output::Publish(table) => self.builder.build(table),
+                Output::Publish(table) => {
+                    self.builder.build(table);
+                    self.warn_of_twins();
+                }
                 Output::Persist(bytes) => self.state.write(bytes),
                 Output::Event(event) => self.event(event),
             }
