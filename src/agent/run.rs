@@ -266,13 +266,19 @@ impl Agent {
         let now = self.clock.mono();
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
-            self.metrics.observe(&self.node, &self.net);
+            self.metrics.observe(self.now(), &self.node, &self.net);
         }
     }
 
     fn event(&mut self, event: Event) {
         self.metrics.count(&event);
         match event {
+            Event::Joined { peers: 0, generation } => {
+                tracing::info!(
+                    generation,
+                    "takes part; nobody of the mesh has answered so far, seeds are asked again and again"
+                );
+            }
             Event::Joined { peers, generation } => tracing::info!(peers, generation, "joined the mesh"),
             Event::Member { node, state } => {
                 tracing::info!(%node, ?state, "member");
