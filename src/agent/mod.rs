@@ -8,6 +8,7 @@ mod answers;
 pub(crate) mod fake;
 mod handle;
 mod metrics;
+mod post;
 mod run;
 mod seeds;
 mod state;
@@ -15,6 +16,7 @@ mod views;
 
 pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo};
 pub use metrics::MeshMetrics;
+pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};
 pub use state::{StateDir, StateError};
 
