@@ -1,6 +1,6 @@
 //! All parts of one sidecar, wired.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -10,13 +10,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::advertise;
+use super::{advertise, removal};
 use crate::{
     admin::{self, AdminState},
     agent::{Agent, AgentConfig, Ended, Handle, LocalInstance, MeshMetrics, NodeInfo, StateDir, Watch},
-    config::{self, Config, Profile},
+    config::{self, Config},
     net::{self, Net, NetConfig},
-    node::{InstanceSpec, MembershipConfig, Node, NodeConfig, Now},
+    node::{InstanceSpec, Node, NodeConfig, Now},
     pki::Identity,
     probe,
     proxy::{self, ProxyConfig},
@@ -26,9 +26,6 @@ use crate::{
     types::{InstanceId, NodeId},
 };
 
-/// How long changes after a publication are collected. A change that comes right behind another must still be in every
-/// snapshot within 400 ms, with spreading and building.
-const COALESCE: Duration = Duration::from_millis(300);
 /// Events from the network waiting for the agent.
 const EVENTS: usize = 1024;
 /// Data-path threads when none are asked for: one per core, at most two; a sidecar shares its host.
@@ -74,16 +71,12 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     let metrics = Arc::new(Metrics::new());
     let mesh_metrics = Arc::new(MeshMetrics::register(&metrics));
     let ready = Arc::new(Ready::default());
-    let membership = match config.gossip.profile {
-        Profile::Lan => MembershipConfig::lan(),
-        Profile::Wan => MembershipConfig::wan(),
-    };
     let node_config = NodeConfig {
         node: node_id.clone(),
         addr: gossip,
         program: env!("CARGO_PKG_VERSION").to_owned(),
-        membership,
-        coalesce: COALESCE,
+        membership: removal::membership(config.gossip.profile),
+        coalesce: config.gossip.coalesce,
         seed: u64::from_le_bytes(random()?),
     };
     let now = Now { mono: clock.mono(), wall: clock.wall() };
@@ -107,7 +100,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         watch,
         info: info.clone(),
         host,
-        metrics: mesh_metrics,
+        metrics: mesh_metrics.clone(),
         ready: ready.clone(),
     });
     check_applications(watches, handle.clone());
@@ -148,14 +141,21 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         node = %fixed.node, mesh = %fixed.mesh, gossip = %gossip, proxy = %fixed.proxy, admin = %admin_addr,
         "lanemesh {} runs", fixed.version
     );
+    for case in removal::worst_removal(&config) {
+        tracing::info!(within = %config::format_duration(case.within), members = removal::MEMBERS, "no new request after: {}", case.event);
+    }
     // Set once, here.
     let _ = info.set(fixed);
 
     let stop_admin = CancellationToken::new();
+    let snapshots = handle.snapshots();
     let asked = ready.clone();
     let admin_state = AdminState {
         handle: handle.clone(),
-        metrics: Arc::new(move || metrics.encode()),
+        metrics: Arc::new(move || {
+            mesh_metrics.snapshot_age(clock.mono().since(snapshots.load().published));
+            metrics.encode()
+        }),
         ready: Arc::new(move || asked.waiting_for()),
         token,
         clock: Arc::new(move || clock.mono()),

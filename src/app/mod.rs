@@ -5,6 +5,7 @@
 
 mod advertise;
 mod compose;
+mod removal;
 mod shutdown;
 
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 pub use compose::{Sidecar, start};
+pub use removal::{MEMBERS, WorstCase, worst_removal};
 
 use crate::{agent::Ended, config::Config};
 

@@ -11,7 +11,10 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{Exit, Failure, output};
-use crate::config::{self, Config, Fault, MAX_FILE_BYTES, Overrides, Source};
+use crate::{
+    app,
+    config::{self, Config, Fault, MAX_FILE_BYTES, Overrides, Source},
+};
 
 /// Check a configuration file, or print every key
 #[derive(Debug, clap::Args)]
@@ -82,13 +85,20 @@ pub(super) fn refused(faults: &[Fault]) -> Failure {
 }
 
 fn report(file: &Path, checked: &Result<Config, Vec<Fault>>, json: bool) -> String {
-    let (faults, warnings) = match checked {
-        Ok(config) => (&[][..], config::warnings(config)),
-        Err(faults) => (&faults[..], Vec::new()),
+    let (faults, warnings, removal) = match checked {
+        Ok(config) => (&[][..], config::warnings(config), app::worst_removal(config)),
+        Err(faults) => (&faults[..], Vec::new(), Vec::new()),
     };
     if json {
         let faults: Vec<Value> = faults.iter().map(as_json).collect();
-        return output::json(&json!({ "ok": checked.is_ok(), "faults": faults, "warnings": warnings }));
+        let removal: Vec<Value> = removal
+            .iter()
+            .map(|case| json!({ "event": case.event, "within_ms": case.within.as_millis() as u64 }))
+            .collect();
+        return output::json(&json!({
+            "ok": checked.is_ok(), "faults": faults, "warnings": warnings,
+            "worst_removal": removal, "worst_removal_members": app::MEMBERS,
+        }));
     }
     let mut text = String::new();
     for warning in warnings {
@@ -96,6 +106,15 @@ fn report(file: &Path, checked: &Result<Config, Vec<Fault>>, json: bool) -> Stri
     }
     for fault in faults {
         text.push_str(&format!("{}\n", words(fault)));
+    }
+    if !removal.is_empty() {
+        let members = app::MEMBERS;
+        text.push_str(&format!(
+            "at worst until nobody sends an instance a new request ({members} members, no loss):\n"
+        ));
+        for case in removal {
+            text.push_str(&format!("  {:<34} {}\n", case.event, config::format_duration(case.within)));
+        }
     }
     let file = output::clean(&file.display().to_string());
     match faults.len() {

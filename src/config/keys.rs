@@ -147,6 +147,10 @@ pub(super) const KEYS: &[Key] = keys! {
              others.";
         "profile" Choice(&["lan", "wan"]), Is("lan"),
             "Timers: `lan` for round trips of a few milliseconds, `wan` for some hundred.";
+        "coalesce" Span(ms(0), s(2)), Is("300ms"),
+            "After a new routing snapshot, further changes wait so long for company: fewer snapshots while much changes, against \
+             news that is so much later. What takes an instance out of traffic (death, drain, failed check, weight 0, policy, \
+             rollback) never waits.";
     }
     "proxy": {
         "bind" Address, Is("127.0.0.1:15001"),
@@ -182,7 +186,8 @@ pub(super) const KEYS: &[Key] = keys! {
     "admin": {
         "bind" Address, Is("127.0.0.1:15000"), "TCP address to bind. Other than loopback is refused unless allow_remote is true.";
         "allow_remote" Flag, Is("false"),
-            "Allows `bind` to other than loopback. Reads are then open to whoever reaches it; writes still need the token.";
+            "Allows `bind` to other than loopback. Who asks from elsewhere then needs the token for reads as well, \
+             except for `/health`, `/ready` and `/metrics`.";
     }
     "log": {
         "filter" Text, Is("info"),

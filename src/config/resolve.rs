@@ -97,7 +97,13 @@ fn gossip(s: &Section<'_>, f: &mut Faults) -> Gossip {
     }
     let profile =
         |value: &Value, key: &Key| Ok(if values::choice(value, key)? == "wan" { Profile::Wan } else { Profile::Lan });
-    Gossip { bind, advertise, seeds: s.value(f, "seeds", seeds), profile: s.value(f, "profile", profile) }
+    Gossip {
+        bind,
+        advertise,
+        seeds: s.value(f, "seeds", seeds),
+        profile: s.value(f, "profile", profile),
+        coalesce: s.value(f, "coalesce", values::span),
+    }
 }
 
 fn seeds(value: &Value, key: &Key) -> Parsed<Vec<String>> {

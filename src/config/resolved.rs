@@ -75,6 +75,8 @@ pub struct Gossip {
     pub seeds: Vec<String>,
     /// Timers.
     pub profile: Profile,
+    /// Changes that take nobody out of traffic are collected so long; 0 to 2 s.
+    pub coalesce: Duration,
 }
 
 /// Application side.
