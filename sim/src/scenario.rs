@@ -22,6 +22,9 @@ pub struct Scenario {
     /// Cases of the case log that it plays.
     #[serde(default)]
     pub cases: Vec<String>,
+    /// 1: envelopes go from node to node; 2: real QUIC and TLS carry them. `run --level` plays it at another one.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub level: u8,
     /// Seconds during which faults may happen. Then all faults end.
     pub seconds: f64,
     /// Seconds after that, in which everything must become right again.
@@ -36,6 +39,14 @@ pub struct Scenario {
     /// What happens when.
     #[serde(default)]
     pub step: Vec<Step>,
+}
+
+fn one() -> u8 {
+    1
+}
+
+fn is_one(level: &u8) -> bool {
+    *level == 1
 }
 
 fn settle() -> f64 {
@@ -68,6 +79,12 @@ pub struct Mesh {
     pub tag_bytes: u32,
     /// Instances that host 0 announces beside its own.
     pub extra_instances: u32,
+    /// How slow every machine is: 1 as in `cpu`, 10 ten times as slow, 0 for work that takes no time.
+    pub cpu: f64,
+    /// Peer connections that a sidecar keeps open (level 2).
+    pub connections: u32,
+    /// Seconds of silence after which a connection is closed (level 2).
+    pub idle: f64,
     /// Every link.
     pub link: Quality,
 }
@@ -86,6 +103,9 @@ impl Default for Mesh {
             profile: Profile::Lan,
             tag_bytes: 0,
             extra_instances: 0,
+            cpu: 1.0,
+            connections: 256,
+            idle: 180.0,
             link: Quality::default(),
         }
     }
@@ -247,6 +267,12 @@ impl Scenario {
         }
         if self.mesh.services == 0 || self.mesh.services > 26 {
             faults.push(format!("mesh.services is {}: 1 to 26", self.mesh.services));
+        }
+        if ![1, 2].contains(&self.level) {
+            faults.push(format!("level is {}: 1 or 2", self.level));
+        }
+        if self.mesh.connections == 0 || !(self.mesh.idle >= 1.0 && self.mesh.cpu >= 0.0) {
+            faults.push("mesh.connections and mesh.idle must be at least 1, mesh.cpu at least 0".into());
         }
         for name in self.allow.keys() {
             if !crate::invariants::names().contains(&name.as_str()) {

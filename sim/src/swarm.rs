@@ -56,6 +56,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         name: format!("swarm-{seed}"),
         about: "drawn by `swarm`".into(),
         cases: Vec::new(),
+        level: 1,
         seconds,
         settle,
         mesh,
