@@ -162,6 +162,8 @@ pub enum Do {
     Rollback,
     /// `count` hosts with names of their own come, live `value` seconds, and go (by `how`: crash or leave), one `every` seconds.
     Churn,
+    /// A sidecar of another mesh runs at the address of each of `nodes`, which have ended (level 2).
+    Squat,
     /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, or all of them.
     Lie,
 }
@@ -280,7 +282,7 @@ impl Scenario {
             }
         }
         for (at, step) in self.step.iter().enumerate() {
-            step.check(self.seconds).into_iter().for_each(|fault| faults.push(format!("step {}: {fault}", at + 1)));
+            step.check(self).into_iter().for_each(|fault| faults.push(format!("step {}: {fault}", at + 1)));
         }
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
     }
@@ -297,8 +299,11 @@ impl Step {
         Self { t, act: Act(act), ..Self::default() }
     }
 
-    fn check(&self, seconds: f64) -> Vec<String> {
-        let mut faults = Vec::new();
+    fn check(&self, of: &Scenario) -> Vec<String> {
+        let (mut faults, seconds) = (Vec::new(), of.seconds);
+        if self.act.0 == Do::Squat && of.level != 2 {
+            faults.push("`do = Squat` needs `level = 2`: certificates decide there who is who".into());
+        }
         let (needs, may, hows) = fields(self.act.0);
         let given = self.given();
         for field in needs.iter().filter(|field| !given.contains(*field)) {
@@ -381,6 +386,7 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Policy => (&["service", "value"], &["nodes"], &[]),
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
+        Do::Squat => (&["nodes"], &["for"], &[]),
         Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage"]),
     }
 }

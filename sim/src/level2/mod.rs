@@ -19,6 +19,7 @@ pub mod trust;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
+use bytes::Bytes;
 use lanemesh::{
     net::{Net, NetConfig, NetEvent, NetLimits, NetStats},
     pki::Identity,
@@ -152,8 +153,8 @@ impl Level2 {
         self.sidecars.insert(run.host, sidecar);
     }
 
-    /// A sidecar of another mesh takes an address over, if nobody is there.
-    pub fn start_stranger(&mut self, host: u32, addr: SocketAddr) {
+    /// A sidecar of another mesh takes an address over, if nobody is there, and asks `seeds` of this mesh to let it in.
+    pub fn start_stranger(&mut self, host: u32, addr: SocketAddr, seeds: &[SocketAddr]) {
         if self.sidecars.values().any(|sidecar| sidecar.addr == addr) || self.strangers.contains_key(&addr) {
             return;
         }
@@ -165,6 +166,9 @@ impl Level2 {
         let identity = Issuer::new("another", &[], self.seed).identity(&node, &process);
         let reset_key = trust::bytes(self.seed, node.as_str());
         let stranger = self.open(process, identity, addr, reset_key);
+        for (token, seed) in seeds.iter().filter(|seed| **seed != addr).enumerate() {
+            stranger.process.enter(|| stranger.net.open_sync(token as u64, None, *seed, Bytes::new()));
+        }
         self.strangers.insert(addr, stranger);
     }
 
@@ -226,9 +230,11 @@ impl Level2 {
 
     /// All of another mesh's sidecars at a host's addresses end.
     pub fn end_strangers(&mut self, host: u32) {
-        let gone = self.strangers.extract_if(.., |_, stranger| stranger.process.run.host == host);
-        let gone: Vec<Sidecar> = gone.map(|(_, stranger)| stranger).collect();
-        gone.into_iter().for_each(|stranger| self.end(stranger));
+        let (gone, stay) =
+            std::mem::take(&mut self.strangers).into_iter().partition(|(_, s)| s.process.run.host == host);
+        self.strangers = stay;
+        let gone: BTreeMap<SocketAddr, Sidecar> = gone;
+        gone.into_values().for_each(|stranger| self.end(stranger));
     }
 
     fn end(&mut self, sidecar: Sidecar) {

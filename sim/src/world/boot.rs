@@ -229,9 +229,13 @@ impl World {
 
     /// The configured seeds' addresses now; their names are looked up again every 5 s.
     pub(super) fn resolve_seeds(&mut self, run: Run) {
-        let seeds = self.hosts.iter().take(self.scenario.mesh.seeds as usize).map(|seed| seed.addr).collect();
-        self.feed(run.host, Input::Seeds(seeds));
+        self.feed(run.host, Input::Seeds(self.seeds()));
         self.after(5 * SECOND, Event::Seeds(run));
+    }
+
+    /// The present addresses of the configured seeds.
+    pub(super) fn seeds(&self) -> Vec<SocketAddr> {
+        self.hosts.iter().take(self.scenario.mesh.seeds as usize).map(|seed| seed.addr).collect()
     }
 
     /// A stopped process goes on; a host's first start is one as well.

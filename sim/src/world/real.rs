@@ -82,9 +82,10 @@ impl World {
 
     /// Another mesh's sidecar comes to where a host was.
     pub(super) fn squat(&mut self, host: u32) {
+        let seeds = self.seeds();
         let entry = &self.hosts[host as usize];
         if let (Some(real), false) = (&mut self.real, entry.is_up()) {
-            real.start_stranger(host, entry.addr);
+            real.start_stranger(host, entry.addr, &seeds);
         }
     }
 
