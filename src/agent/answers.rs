@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::{
     CommandError, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo,
     handle::Ask,
-    run::{Agent, Watch},
+    run::{Agent, LocalInstance, Watch},
 };
 use crate::{
     config::{Check, parse_check},
@@ -46,6 +46,7 @@ impl Agent {
                 drop(back.send(self.node.change_instance(now, &id, change).map_err(Into::into)));
             }
             Ask::Register(new, back) => drop(back.send(self.register(new))),
+            Ask::Announce(instance, back) => drop(back.send(self.announce(instance))),
             Ask::Deregister(id, back) => {
                 let done = self.node.withdraw(now, &id);
                 if done.is_ok() {
@@ -103,6 +104,13 @@ impl Agent {
             tags: new.tags,
             capacity: new.capacity,
         };
+        self.announce(LocalInstance { spec, check })
+    }
+
+    pub(super) fn announce(
+        &mut self,
+        LocalInstance { spec, check }: LocalInstance,
+    ) -> Result<InstanceRecord, CommandError> {
         let record = self.node.announce(self.now(), spec)?;
         let (id, host, port) = (record.id.clone(), record.host.clone(), record.port);
         self.watch(Watch::Start { id, host, port, check });

@@ -38,7 +38,7 @@ const OBSERVE_SOON: Duration = Duration::from_millis(50);
 const GOODBYE: Duration = Duration::from_millis(1000);
 
 /// An instance that this sidecar announces from the start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LocalInstance {
     /// What is announced.
     pub spec: InstanceSpec,
@@ -155,7 +155,7 @@ impl Agent {
             observe_at: Mono::ZERO,
             seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
-        agent.announce(config.instances);
+        agent.announce_all(config.instances);
         tokio::spawn(async move {
             let how = agent.run(inbox, config.events, seeds).await;
             // Nobody waits for the end any more when the whole process is being torn down.
@@ -164,13 +164,11 @@ impl Agent {
         (Handle { asks, snapshot }, ended)
     }
 
-    fn announce(&mut self, instances: Vec<LocalInstance>) {
-        let now = self.now();
-        for LocalInstance { spec, check } in instances {
-            let (id, host, port) = (spec.id.clone(), spec.host.clone(), spec.port);
-            match self.node.announce(now, spec) {
-                Ok(_) => self.watch(Watch::Start { id, host, port, check }),
-                Err(error) => tracing::error!(instance = %id, "not announced: {error}"),
+    fn announce_all(&mut self, instances: Vec<LocalInstance>) {
+        for instance in instances {
+            let id = instance.spec.id.clone();
+            if let Err(error) = self.announce(instance) {
+                tracing::error!(instance = %id, "not announced: {error}");
             }
         }
     }

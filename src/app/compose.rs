@@ -10,14 +10,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{advertise, removal};
+use super::{advertise, identity, removal};
 use crate::{
     admin::{self, AdminState},
     agent::{Agent, AgentConfig, Ended, Handle, LocalInstance, MeshMetrics, NodeInfo, StateDir, Watch},
     config::{self, Config},
     net::{self, Net, NetConfig},
     node::{InstanceSpec, Node, NodeConfig, Now},
-    pki::Identity,
     probe,
     proxy::{self, ProxyConfig},
     ready::Ready,
@@ -37,7 +36,11 @@ pub struct Sidecar {
     pub handle: Handle,
     pub(super) proxy: Option<proxy::Running>,
     pub(super) net: Net,
-    pub(super) shutdown: config::Shutdown,
+    /// The configuration in force.
+    pub(super) config: Config,
+    pub(super) node: NodeId,
+    /// Where instances are reached that name no host of their own.
+    pub(super) host: String,
     pub(super) ready: Arc<Ready>,
     ended: Option<oneshot::Receiver<Ended>>,
     stop_admin: CancellationToken,
@@ -51,8 +54,11 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     }
     raise_file_limit();
     let clock = Clock::start();
-    let identity = Arc::new(Identity::load(&config.identity.certificate, &config.identity.key, &config.identity.ca)?);
-    let node_id = same_names(&config, &identity)?;
+    let identity = Arc::new(identity::load(&config)?);
+    for warning in identity::warnings(&config, &identity) {
+        tracing::warn!("{warning}");
+    }
+    let node_id = identity::node(&identity);
     let state = StateDir::open(&config.data_dir)?;
     let stored = state.load();
     let token = Arc::new(admin::token::load_or_create(&config.data_dir)?);
@@ -99,7 +105,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         instances,
         watch,
         info: info.clone(),
-        host,
+        host: host.clone(),
         metrics: mesh_metrics.clone(),
         ready: ready.clone(),
     });
@@ -141,9 +147,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         node = %fixed.node, mesh = %fixed.mesh, gossip = %gossip, proxy = %fixed.proxy, admin = %admin_addr,
         "lanemesh {} runs", fixed.version
     );
-    for case in removal::worst_removal(&config) {
-        tracing::info!(within = %config::format_duration(case.within), members = removal::MEMBERS, "no new request after: {}", case.event);
-    }
+    tracing::info!("at worst until an instance gets no new request: {}", removal::in_words(&config));
     // Set once, here.
     let _ = info.set(fixed);
 
@@ -163,7 +167,8 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     };
     tokio::spawn(serve_admin(admin_listener, admin_state, stop_admin.clone()));
     let ended = Some(ended);
-    Ok(Sidecar { handle, proxy: Some(proxy), net, shutdown: config.shutdown, ready, ended, stop_admin, run_file })
+    let (proxy, node) = (Some(proxy), identity::node(&identity));
+    Ok(Sidecar { handle, proxy, net, config, node, host, ready, ended, stop_admin, run_file })
 }
 
 impl Sidecar {
@@ -195,27 +200,7 @@ impl Sidecar {
     }
 }
 
-/// The certificate decides; the configuration may only agree.
-fn same_names(config: &Config, identity: &Identity) -> Result<NodeId> {
-    let facts = identity.facts();
-    if let Some(node) = config.node.as_ref().filter(|node| **node != facts.node) {
-        bail!(
-            "node = \"{node}\", but certificate {} names node `{}`: change one of them",
-            config.identity.certificate.display(),
-            facts.node
-        );
-    }
-    if let Some(mesh) = config.mesh.as_ref().filter(|mesh| **mesh != facts.mesh) {
-        bail!(
-            "mesh = \"{mesh}\", but certificate {} is for mesh `{}`: change one of them",
-            config.identity.certificate.display(),
-            facts.mesh
-        );
-    }
-    Ok(facts.node.clone())
-}
-
-fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {
+pub(super) fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {
     let local = |(at, instance): (usize, &config::Instance)| {
         let id = match (&instance.id, at) {
             (Some(id), _) => id.clone(),

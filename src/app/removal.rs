@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use crate::{
-    config::{Config, Profile},
+    config::{self, Config, Profile},
     node::{self, MembershipConfig},
     probe,
 };
@@ -43,6 +43,15 @@ pub fn worst_removal(config: &Config) -> Vec<WorstCase> {
     ];
     let cases = application.into_iter().flatten().chain(mesh);
     cases.map(|(event, within)| WorstCase { event: event.to_owned(), within }).collect()
+}
+
+/// The same in one line, for the log.
+pub(super) fn in_words(config: &Config) -> String {
+    let cases: Vec<String> = worst_removal(config)
+        .into_iter()
+        .map(|case| format!("{} {}", case.event, config::format_duration(case.within)))
+        .collect();
+    cases.join(", ")
 }
 
 /// The size of mesh that the times are given for; ten times as many take 0.2 s longer.

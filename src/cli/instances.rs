@@ -88,7 +88,7 @@ struct Register {
     #[arg(long)]
     service: ServiceName,
     /// Port of the application
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Host of the application [default: the sidecar's own address]
     #[arg(long)]

@@ -107,7 +107,10 @@ fn gossip(s: &Section<'_>, f: &mut Faults) -> Gossip {
 }
 
 fn seeds(value: &Value, key: &Key) -> Parsed<Vec<String>> {
-    values::texts(value, key)?.into_iter().map(values::seed).collect()
+    let (good, bad): (Vec<_>, Vec<_>) =
+        values::texts(value, key)?.into_iter().map(values::seed).partition(Result::is_ok);
+    let bad = bad.into_iter().filter_map(Result::err).reduce(Wrong::and);
+    bad.map_or_else(|| Ok(good.into_iter().flatten().collect()), Err)
 }
 
 fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
@@ -174,6 +177,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
         per_try,
         total,
         idle: s.value(f, "idle", values::span),
+        tunnel_idle: s.value(f, "tunnel_idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
         head: s.value(f, "head", values::span),
     }
