@@ -14,12 +14,13 @@ use super::{
     NodeInfo, StateDir,
     handle::{Ask, Handle},
     metrics::MeshMetrics,
+    post::{self, ForPeople, ForShell},
     seeds, views,
 };
 use crate::{
     config::Check,
-    net::{Net, NetEvent, NetFault},
-    node::{DialError, Event, Input, InstanceSpec, Node, Now, Output, SHUTDOWN},
+    net::{Net, NetEvent},
+    node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN},
     ready::{Blocker, Ready},
     routing::{Locality, Snapshot},
     telemetry::Clock,
@@ -231,36 +232,24 @@ impl Agent {
     }
 
     fn net_event(&mut self, event: NetEvent) {
-        match event {
-            NetEvent::Envelope { from, addr, bytes } => self.feed(Input::Envelope { from, addr, bytes }),
-            NetEvent::SyncRequest { id, from, addr, bytes } => self.feed(Input::SyncRequest { id, from, addr, bytes }),
-            NetEvent::SyncReply { token, result } => {
-                let result = result.map_err(dial_error);
-                self.feed(Input::SyncEnded { token, result });
-            }
-            NetEvent::Refused { token } => self.feed(Input::Refused { token }),
-            NetEvent::NameClaimed { addr } => self.event(Event::NameClaimed { addr }),
-            NetEvent::HandshakeRefused { addr, reason } => tracing::warn!(%addr, "handshake refused: {reason}"),
+        match post::input(event) {
+            Ok(input) => self.feed(input),
+            Err(ForPeople::NameClaimed { addr }) => self.event(Event::NameClaimed { addr }),
+            Err(ForPeople::HandshakeRefused { addr, reason }) => tracing::warn!(%addr, "handshake refused: {reason}"),
         }
     }
 
     /// Carries out what the node wants.
     pub(super) fn carry_out(&mut self) {
         while let Some(output) = self.node.poll_output() {
-            match output {
-                Output::Send { to, addr, bytes } => self.net.send(&to, addr, bytes),
-                Output::OpenSync { token, node, addr, request } => {
-                    self.net.open_sync(token, node.as_ref(), addr, request)
-                }
-                Output::SyncReply { id, bytes } => self.net.reply(id, bytes),
-                Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
-                Output::Retire(node) => self.net.retire(&node),
-                Output::Publish(table) => {
+            match post::carry(&self.net, output) {
+                Some(ForShell::Publish(table)) => {
                     self.builder.build(table);
                     self.warn_of_twins();
                 }
-                Output::Persist(bytes) => self.state.write(bytes),
-                Output::Event(event) => self.event(event),
+                Some(ForShell::Persist(bytes)) => self.state.write(bytes),
+                Some(ForShell::Event(event)) => self.event(event),
+                None => {}
             }
         }
         let now = self.clock.mono();
@@ -328,13 +317,5 @@ impl Agent {
     pub(super) fn drain_for_shutdown(&mut self) {
         // Nothing to drain is fine: this sidecar announces nothing.
         let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
-    }
-}
-
-fn dial_error(fault: NetFault) -> DialError {
-    match fault {
-        NetFault::Itself(_) => DialError::Itself,
-        NetFault::OwnName { .. } => DialError::OwnName,
-        other => DialError::Other(other.to_string()),
     }
 }
