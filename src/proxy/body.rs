@@ -1,7 +1,7 @@
 //! Bodies in both directions: streamed with backpressure, cut after silence, or held whole where that allows a retry.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
     future::Future as _,
     io,
@@ -12,6 +12,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::{
@@ -87,6 +88,10 @@ pub(super) enum Outgoing {
     Streamed {
         /// The body, until it is handed over.
         body: Option<Box<Streamed>>,
+        /// Where its pieces come from, whoever has it.
+        origin: Rc<RefCell<Origin>>,
+        /// The limit on silence.
+        silence: Duration,
         /// Whether the client waits for a 100.
         expects: bool,
     },
@@ -98,8 +103,10 @@ impl Outgoing {
     }
 
     pub(super) fn streamed(inner: Incoming, silence: Duration, expects: bool) -> Self {
-        let streamed = Streamed { inner, idle: Idle::new(silence), progress: Rc::default(), gate: None };
-        Self::Streamed { body: Some(Box::new(streamed)), expects }
+        let origin =
+            Rc::new(RefCell::new(Origin { inner, kept: Vec::new(), trailers: None, whole: true, size: 0, turn: 0 }));
+        let body = Streamed::new(origin.clone(), silence, Rc::default());
+        Self::Streamed { body: Some(Box::new(body)), origin, silence, expects }
     }
 
     /// Whether it can be sent again after it was sent.
@@ -112,8 +119,16 @@ impl Outgoing {
         matches!(self, Self::Streamed { expects: true, .. })
     }
 
-    /// The body for one try. A streamed one is handed over; `opened` hears of the instance's 100.
-    pub(super) fn take(&mut self, opened: Option<oneshot::Receiver<()>>) -> (RequestBody, Option<Rc<Progress>>) {
+    /// The body for one try. A streamed one is handed over; `opened` hears of the instance's 100. With `keeps`, the beginning of
+    /// it is kept, for the case that the instance refuses it.
+    pub(super) fn take(
+        &mut self,
+        opened: Option<oneshot::Receiver<()>>,
+        keeps: bool,
+    ) -> (RequestBody, Option<Rc<Progress>>) {
+        if !keeps {
+            self.settle();
+        }
         match self {
             Self::Kept(bytes) => (RequestBody::Kept(bytes.clone()), None),
             Self::Streamed { body, .. } => match body.take() {
@@ -127,6 +142,24 @@ impl Outgoing {
                 // `Attempts` never repeats what was sent and cannot be replayed.
                 None => unreachable!("a streamed body was asked for twice"),
             },
+        }
+    }
+
+    /// Has a body that was handed over, and then refused unprocessed, once more. `false` when too much of it was sent to be kept.
+    pub(super) fn restore(&mut self) -> bool {
+        let Self::Streamed { body, origin, silence, .. } = self else { return true };
+        if !origin.borrow().whole {
+            return false;
+        }
+        origin.borrow_mut().turn += 1;
+        *body = Some(Box::new(Streamed::new(origin.clone(), *silence, Rc::default())));
+        true
+    }
+
+    /// Nothing is kept any longer: the instance has taken the request.
+    pub(super) fn settle(&mut self) {
+        if let Self::Streamed { origin, .. } = self {
+            origin.borrow_mut().whole = false;
         }
     }
 
@@ -148,11 +181,71 @@ pub(super) enum RequestBody {
 
 /// A body that is passed on as it comes.
 pub(super) struct Streamed {
-    inner: Incoming,
+    origin: Rc<RefCell<Origin>>,
+    /// Of its origin.
+    turn: u32,
+    /// Kept pieces given again.
+    given: usize,
     idle: Idle,
     progress: Rc<Progress>,
     /// With `Expect: 100-continue`: opened by the instance's 100. Until then nothing is asked of the client.
     gate: Option<Gate>,
+}
+
+/// Where a streamed body comes from, and its beginning, so that it can be given once more. Only the body of the present turn gets
+/// anything: hyper may hold on to one that an instance refused.
+pub(super) struct Origin {
+    inner: Incoming,
+    kept: Vec<Bytes>,
+    trailers: Option<HeaderMap>,
+    /// Everything so far is kept, and so is what comes.
+    whole: bool,
+    size: usize,
+    turn: u32,
+}
+
+impl Origin {
+    /// The next piece; one that was kept when fewer than all of those were `given`.
+    fn poll(&mut self, given: &mut usize, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(piece) = self.kept.get(*given) {
+            *given += 1;
+            return Poll::Ready(Some(Ok(Frame::data(piece.clone()))));
+        }
+        if *given == self.kept.len()
+            && let Some(trailers) = &self.trailers
+        {
+            *given += 1;
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers.clone()))));
+        }
+        if !self.whole {
+            (self.kept, self.trailers) = (Vec::new(), None);
+        }
+        let mut polled = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        if let Some(Ok(frame)) = &mut polled {
+            frame.trailers_mut().map(clean_trailers);
+            if self.whole {
+                *given += 1;
+                self.keep(frame);
+            }
+        }
+        Poll::Ready(polled)
+    }
+
+    fn keep(&mut self, frame: &Frame<Bytes>) {
+        self.trailers = frame.trailers_ref().cloned();
+        if let Some(data) = frame.data_ref() {
+            self.size += data.len();
+            self.kept.push(data.clone());
+        }
+        if self.size > MOST_KEPT {
+            (self.whole, self.kept) = (false, Vec::new());
+        }
+    }
+
+    /// Bytes of kept pieces that are still to be given.
+    fn ahead(&self, given: usize) -> u64 {
+        self.kept.get(given..).unwrap_or_default().iter().map(|piece| piece.len() as u64).sum()
+    }
 }
 
 /// Holds a body back until the instance asks for it, or has said nothing for a second (RFC 9110 10.1.1 lets a client send
@@ -181,15 +274,23 @@ impl Gate {
 }
 
 impl Streamed {
+    fn new(origin: Rc<RefCell<Origin>>, silence: Duration, progress: Rc<Progress>) -> Self {
+        let turn = origin.borrow().turn;
+        Self { origin, turn, given: 0, idle: Idle::new(silence), progress, gate: None }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         if let Some(gate) = &mut self.gate {
             ready!(gate.poll(cx));
             self.gate = None;
             self.progress.withheld.set(false);
         }
-        match Pin::new(&mut self.inner).poll_frame(cx) {
-            Poll::Ready(Some(Ok(mut frame))) => {
-                frame.trailers_mut().map(clean_trailers);
+        let mut origin = self.origin.borrow_mut();
+        if origin.turn != self.turn {
+            return Poll::Ready(Some(Err(io::Error::other("sent again elsewhere"))));
+        }
+        match origin.poll(&mut self.given, cx) {
+            Poll::Ready(Some(Ok(frame))) => {
                 self.idle.progress();
                 self.progress.frames.set(self.progress.frames.get() + 1);
                 Poll::Ready(Some(Ok(frame)))
@@ -223,16 +324,33 @@ impl Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Kept(bytes) => bytes.is_empty(),
-            Self::Streamed(streamed) => streamed.inner.is_end_stream(),
+            Self::Streamed(streamed) => {
+                let origin = streamed.origin.borrow();
+                let given =
+                    !origin.whole || streamed.given >= origin.kept.len() + usize::from(origin.trailers.is_some());
+                given && origin.inner.is_end_stream()
+            }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Kept(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Streamed(streamed) => streamed.inner.size_hint(),
+            Self::Streamed(streamed) => {
+                let origin = streamed.origin.borrow();
+                ahead_of(origin.inner.size_hint(), origin.ahead(streamed.given))
+            }
         }
     }
+}
+
+/// The size of a body with so many bytes before it.
+fn ahead_of(mut hint: SizeHint, ahead: u64) -> SizeHint {
+    if let Some(upper) = hint.upper() {
+        hint.set_upper(upper + ahead);
+    }
+    hint.set_lower(hint.lower() + ahead);
+    hint
 }
 
 /// Reads a request body of known, small length whole.
@@ -304,6 +422,8 @@ pub(super) enum AnswerBody {
     Streamed(Gathering),
     /// None, whatever its head says (304).
     Absent,
+    /// None: the connection is no longer HTTP.
+    Switched,
 }
 
 enum Source {
@@ -317,6 +437,10 @@ enum Source {
         idle: Idle,
         /// Of the request's body, where that is streamed.
         request: Option<Rc<Progress>>,
+        /// The instance broke off; told one turn later. hyper writes what it holds (the head, for a start) only when a body has
+        /// nothing for it, and throws it away when the body fails: the client would see a connection that closes without a byte,
+        /// and many repeat such a request, whatever its method.
+        broken: Option<hyper::Error>,
     },
 }
 
@@ -349,11 +473,17 @@ impl ResponseBody {
                 }
                 Self { source: Source::Absent, lease: None, flight: Some(flight) }
             }
+            AnswerBody::Switched => Self::none(),
             AnswerBody::Streamed(Gathering { parts, rest }) => {
-                let source = Source::Streamed { parts, rest, idle: Idle::new(silence), request };
+                let source = Source::Streamed { parts, rest, idle: Idle::new(silence), request, broken: None };
                 Self { source, lease: Some(lease), flight: Some(flight) }
             }
         }
+    }
+
+    /// None, of a response that does not end its request.
+    pub(super) fn none() -> Self {
+        Self { source: Source::Whole(Bytes::new()), lease: None, flight: None }
     }
 
     /// One that needs no connection any more.
@@ -365,7 +495,9 @@ impl ResponseBody {
         match &self.source {
             Source::Whole(bytes) => bytes.is_empty(),
             Source::Absent => true,
-            Source::Streamed { parts, rest, .. } => parts.is_empty() && rest.is_end_stream(),
+            Source::Streamed { parts, rest, broken, .. } => {
+                parts.is_empty() && broken.is_none() && rest.is_end_stream()
+            }
         }
     }
 
@@ -374,7 +506,10 @@ impl ResponseBody {
             Source::Absent => Poll::Ready(None),
             Source::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Source::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Source::Streamed { parts, rest, idle, request } => {
+            Source::Streamed { parts, rest, idle, request, broken } => {
+                if let Some(error) = broken.take() {
+                    return Poll::Ready(Some(Err(io::Error::other(error))));
+                }
                 if let Some(part) = parts.pop_front() {
                     return Poll::Ready(Some(Ok(part)));
                 }
@@ -386,7 +521,11 @@ impl ResponseBody {
                         }
                         Poll::Ready(Some(Ok(frame)))
                     }
-                    Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(io::Error::other(error)))),
+                    Poll::Ready(Some(Err(error))) => {
+                        *broken = Some(error);
+                        cx.waker().wake_by_ref();
+                        Poll::Pending
+                    }
                     Poll::Ready(None) => Poll::Ready(None),
                     Poll::Pending => {
                         let moved = request.as_ref().map_or(0, |request| request.frames.get());
@@ -446,12 +585,7 @@ impl Body for ResponseBody {
             Source::Absent => SizeHint::default(),
             Source::Streamed { parts, rest, .. } => {
                 let ahead: u64 = parts.iter().filter_map(Frame::data_ref).map(|part| part.len() as u64).sum();
-                let mut hint = rest.size_hint();
-                if let Some(upper) = hint.upper() {
-                    hint.set_upper(upper + ahead);
-                }
-                hint.set_lower(hint.lower() + ahead);
-                hint
+                ahead_of(rest.size_hint(), ahead)
             }
         }
     }
@@ -468,5 +602,7 @@ impl Drop for ResponseBody {
     }
 }
 
+/// Of a streamed body, as much is kept while an HTTP/2 instance may still refuse it.
+const MOST_KEPT: usize = 64 * 1024;
 /// How long a client that expects a 100 is kept waiting for the instance's word.
 const PATIENCE: Duration = Duration::from_secs(1);

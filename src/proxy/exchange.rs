@@ -13,7 +13,7 @@ use super::{
     forward::{Refusal, reads_whole, reason_of, refusal},
     grpc,
     h2_pool::{malformed, unprocessed},
-    headers::{X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
+    headers::{self, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
     pool::{Carrier, ConnectFault, Lease},
     view::{Prepared, Service},
     worker::Worker,
@@ -212,9 +212,12 @@ impl<'a> Exchange<'a> {
             }
         }
         if http2 {
+            // No `Upgrade`, which may be ignored at any time: HTTP/2 has none.
             let (mut parts, body) = request.into_parts();
             for_http2(&mut parts)?;
             request = Request::from_parts(parts, body);
+        } else if let Some(wanted) = &self.flight.upgrade {
+            headers::ask_upgrade(headers, wanted.clone());
         }
         let gate = (self.body.expects() && !http2).then(|| {
             let (open, opened) = oneshot::channel();
@@ -227,7 +230,7 @@ impl<'a> Exchange<'a> {
             });
             opened
         });
-        let (body, progress) = self.body.take(gate);
+        let (body, progress) = self.body.take(gate, http2);
         *request.body_mut() = body;
         Ok((request, progress))
     }
@@ -279,10 +282,21 @@ impl<'a> Exchange<'a> {
         until: Mono,
         request: Option<Rc<Progress>>,
     ) -> Result<Tried, Refusal> {
+        self.body.settle();
         let entry = &self.routed.instances[usize::from(instance)];
         let (head, body) = response.into_parts();
+        let granted = |wanted: &HeaderValue| headers::grants_upgrade(&head.headers, wanted);
+        if head.status == StatusCode::SWITCHING_PROTOCOLS && self.flight.upgrade.as_ref().is_some_and(granted) {
+            let answer = Answer { head, body: AnswerBody::Switched, lease, instance, request: None };
+            return Ok(Tried::Answered(Box::new(answer)));
+        }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             self.blame(Reason::BadResponse, entry, "it switches protocols unasked");
+            let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
+            return Err(Refusal { reason: Reason::BadResponse, detail });
+        }
+        if !headers::framing_is_plain(&head.headers) {
+            self.blame(Reason::BadResponse, entry, "it uses a transfer coding that nobody asked for");
             let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
             return Err(Refusal { reason: Reason::BadResponse, detail });
         }
@@ -333,7 +347,7 @@ impl<'a> Exchange<'a> {
             return Err(reason_of(fault).into());
         }
         let error = error.into_error();
-        if unprocessed(&error) && self.body.replayable() {
+        if unprocessed(&error) && self.body.restore() {
             return Ok(Tried::Failed(self.stale()));
         }
         let bad = error.is_parse() || malformed(&error);

@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
-use http::{Method, Uri, Version, request::Parts};
+use http::{HeaderValue, Method, Uri, Version, request::Parts};
 
 use super::{
     client::Client,
@@ -42,6 +42,10 @@ pub(super) struct Flight {
     pub(super) status: Option<u16>,
     pub(super) bytes: u64,
     pub(super) error: Option<&'static str>,
+    /// What the client wants to upgrade to, if it does.
+    pub(super) upgrade: Option<HeaderValue>,
+    /// How long it took until the connection was switched to a tunnel, which may then last for days.
+    pub(super) switched: Option<Duration>,
 }
 
 impl Flight {
@@ -69,7 +73,14 @@ impl Flight {
             status: None,
             bytes: 0,
             error: None,
+            upgrade: None,
+            switched: None,
         }
+    }
+
+    /// The connection is no longer HTTP from here on: the request took as long as that, whatever follows.
+    pub(super) fn switches(&mut self) {
+        self.switched = Some(self.worker.clock.mono().since(self.begun));
     }
 
     /// The instance tried last.
@@ -105,10 +116,11 @@ impl Flight {
             client: self.client.address,
             method: self.method.to_string(),
             service: self.service.as_ref().map(|service| service.name.clone()),
-            path: self.uri.to_string(),
+            // Without the query: tokens and personal data travel there.
+            path: self.uri.path().to_owned(),
             status: self.status,
             bytes: self.bytes,
-            duration_ms: took.as_secs_f64() * 1e3,
+            duration_ms: (took.as_secs_f64() * 1e6).round() / 1e3,
             route_key: self.route_key.as_deref().or(self.subject.as_deref()).map(str::to_owned),
             user_id: self.subject.as_deref().map(str::to_owned),
             gray_result: self.decision.as_ref().map(|decision| decision.lane.reason.as_str()),
@@ -141,7 +153,7 @@ impl Drop for Flight {
         if let (Some(streams), Some("client_aborted")) = (self.client.http2.get(), self.error) {
             streams.given_up(now.since(self.begun), &self.client, &self.worker);
         }
-        self.series().finished(self.class, self.status, now.since(self.begun));
+        self.series().finished(self.class, self.status, self.switched.unwrap_or_else(|| now.since(self.begun)));
         self.worker.request_ended();
         self.client.left(now);
         let access = &self.worker.access;

@@ -72,7 +72,7 @@ pub(super) struct H2Pool {
     /// Dials, and knows which addresses are this sidecar's own.
     dialer: Rc<Pool>,
     entries: RefCell<FxHashMap<usize, Rc<Entry>>>,
-    timeouts: Timeouts,
+    timeouts: Cell<Timeouts>,
     clock: Clock,
     metrics: Arc<Metrics>,
 }
@@ -162,7 +162,12 @@ impl Drop for Stream {
 
 impl H2Pool {
     pub(super) fn new(dialer: Rc<Pool>, timeouts: Timeouts, clock: Clock, metrics: Arc<Metrics>) -> Self {
-        Self { dialer, entries: RefCell::default(), timeouts, clock, metrics }
+        Self { dialer, entries: RefCell::default(), timeouts: Cell::new(timeouts), clock, metrics }
+    }
+
+    /// Other time limits, for connections opened from now on.
+    pub(super) fn set_timeouts(&self, timeouts: Timeouts) {
+        self.timeouts.set(timeouts);
     }
 
     /// A stream on a connection with a number above `after`, at the latest by `until`.
@@ -251,7 +256,7 @@ impl H2Pool {
         entry.opening.set(true);
         let (pool, entry) = (self.clone(), entry.clone());
         spawn_local(async move {
-            let deadline = pool.clock.instant(pool.clock.mono() + pool.timeouts.connect).into();
+            let deadline = pool.clock.instant(pool.clock.mono() + pool.timeouts.get().connect).into();
             let opened = match timeout_at(deadline, pool.dial(&entry, number)).await {
                 Ok(opened) => opened,
                 Err(_) => Err(late()),
@@ -325,8 +330,8 @@ impl H2Pool {
             .initial_connection_window_size(MOST_STREAMS as u32 * STREAM_WINDOW)
             .max_send_buf_size(SEND_BUFFER)
             .max_header_list_size(MAX_RESPONSE_HEAD as u32)
-            .keep_alive_interval(self.timeouts.h2_ping)
-            .keep_alive_timeout(self.timeouts.h2_ping.min(MOST_PING_WAIT));
+            .keep_alive_interval(self.timeouts.get().h2_ping)
+            .keep_alive_timeout(self.timeouts.get().h2_ping.min(MOST_PING_WAIT));
         builder
     }
 
@@ -335,7 +340,7 @@ impl H2Pool {
         let now = self.clock.mono();
         self.entries.borrow_mut().retain(|_, entry| {
             entry.shared.borrow_mut().retain(|shared| {
-                let unused = shared.streams.get() == 0 && now.since(shared.since.get()) > self.timeouts.idle;
+                let unused = shared.streams.get() == 0 && now.since(shared.since.get()) > self.timeouts.get().idle;
                 shared.usable() && !unused
             });
             // The pool's own handle is the last one: no snapshot holds the instance.

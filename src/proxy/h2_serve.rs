@@ -30,7 +30,7 @@ use super::{
     detect::Rewound,
     forward::handle,
     headers,
-    worker::Worker,
+    worker::{Slot, Worker},
 };
 use crate::{telemetry::Clock, types::Mono};
 
@@ -126,11 +126,12 @@ impl Drop for Running {
 }
 
 /// Serves a connection whose first bytes were read before, to its end.
-pub(super) async fn serve(worker: &Rc<Worker>, client: &Rc<Client>, first: Bytes) {
+pub(super) async fn serve(slot: &Rc<Slot>, client: &Rc<Client>, first: Bytes) {
+    let worker = &slot.worker();
     client.wire.follower.borrow_mut().stop();
     let streams = client.http2.get_or_init(Rc::default).clone();
     let service = service_fn(|request: Request<Incoming>| {
-        let (worker, client) = (worker.clone(), client.clone());
+        let (worker, client) = (slot.worker(), client.clone());
         async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
     });
     let io = TokioIo::new(Rewound::new(first, client.io(worker)));

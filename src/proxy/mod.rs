@@ -6,17 +6,18 @@
 //!
 //! One file per concern: `worker` (threads and listeners), `client` (one client connection), `forward` (one request), `exchange` (its tries), `target`
 //! (which service), `subject` (who), `headers` (all header rules), `framing` (what hyper's parser hides), `body`, `pool`,
-//! `errors` (every response that the proxy makes itself), `detect` (HTTP/1.1 or 2), `h2_serve` and `h2_pool` (HTTP/2 towards
-//! clients and instances), `grpc`.
+//! `tunnel` (what is no longer HTTP), `errors` (every response that the proxy makes itself), `detect` (HTTP/1.1 or 2), `h2_serve`
+//! and `h2_pool` (HTTP/2 towards clients and instances), `grpc`.
 //!
 //! Bodies are streamed both ways with backpressure. Two are held whole so that a failure stays invisible: request bodies of
 //! known length up to 64 KiB (they can be sent again), and responses to safe methods up to 8 KiB (until they are whole,
 //! nothing was given to the client and another instance can answer).
 //!
 //! Each side speaks its own version: the client's is told by its first bytes, the instance's by its record, and what lies between
-//! is translated by the one set of header rules.
+//! is translated by the one set of header rules. An `Upgrade` that the instance grants makes client and instance one connection
+//! (`tunnel`).
 //!
-//! Not here: `CONNECT`, upgrades (an `Upgrade` is dropped and the request answered as an ordinary one), TLS.
+//! Not here: `CONNECT`, TLS.
 
 mod body;
 mod class;
@@ -36,6 +37,7 @@ mod io;
 mod pool;
 mod subject;
 mod target;
+mod tunnel;
 mod view;
 mod worker;
 

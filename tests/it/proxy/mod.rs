@@ -8,4 +8,5 @@ mod h2_limits;
 mod h2_upstream;
 mod limits;
 mod observe;
+mod upgrade;
 mod wire;
