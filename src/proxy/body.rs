@@ -12,7 +12,6 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::{
@@ -20,7 +19,13 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::{flight::Flight, grpc, headers::clean_trailers, pool::Lease};
+use super::{
+    flight::Flight,
+    grpc,
+    headers::clean_trailers,
+    pool::Lease,
+    replay::{Origin, ahead_of},
+};
 
 /// A limit on silence. Fires between one and two times the limit after the last progress: progress only sets a mark, so that
 /// a busy stream never touches its timer.
@@ -103,8 +108,7 @@ impl Outgoing {
     }
 
     pub(super) fn streamed(inner: Incoming, silence: Duration, expects: bool) -> Self {
-        let origin =
-            Rc::new(RefCell::new(Origin { inner, kept: Vec::new(), trailers: None, whole: true, size: 0, turn: 0 }));
+        let origin = Rc::new(RefCell::new(Origin::new(inner)));
         let body = Streamed::new(origin.clone(), silence, Rc::default());
         Self::Streamed { body: Some(Box::new(body)), origin, silence, expects }
     }
@@ -148,10 +152,10 @@ impl Outgoing {
     /// Has a body that was handed over, and then refused unprocessed, once more. `false` when too much of it was sent to be kept.
     pub(super) fn restore(&mut self) -> bool {
         let Self::Streamed { body, origin, silence, .. } = self else { return true };
-        if !origin.borrow().whole {
+        if !origin.borrow().whole() {
             return false;
         }
-        origin.borrow_mut().turn += 1;
+        origin.borrow_mut().again();
         *body = Some(Box::new(Streamed::new(origin.clone(), *silence, Rc::default())));
         true
     }
@@ -159,7 +163,7 @@ impl Outgoing {
     /// Nothing is kept any longer: the instance has taken the request.
     pub(super) fn settle(&mut self) {
         if let Self::Streamed { origin, .. } = self {
-            origin.borrow_mut().whole = false;
+            origin.borrow_mut().settle();
         }
     }
 
@@ -192,62 +196,6 @@ pub(super) struct Streamed {
     gate: Option<Gate>,
 }
 
-/// Where a streamed body comes from, and its beginning, so that it can be given once more. Only the body of the present turn gets
-/// anything: hyper may hold on to one that an instance refused.
-pub(super) struct Origin {
-    inner: Incoming,
-    kept: Vec<Bytes>,
-    trailers: Option<HeaderMap>,
-    /// Everything so far is kept, and so is what comes.
-    whole: bool,
-    size: usize,
-    turn: u32,
-}
-
-impl Origin {
-    /// The next piece; one that was kept when fewer than all of those were `given`.
-    fn poll(&mut self, given: &mut usize, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let Some(piece) = self.kept.get(*given) {
-            *given += 1;
-            return Poll::Ready(Some(Ok(Frame::data(piece.clone()))));
-        }
-        if *given == self.kept.len()
-            && let Some(trailers) = &self.trailers
-        {
-            *given += 1;
-            return Poll::Ready(Some(Ok(Frame::trailers(trailers.clone()))));
-        }
-        if !self.whole {
-            (self.kept, self.trailers) = (Vec::new(), None);
-        }
-        let mut polled = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        if let Some(Ok(frame)) = &mut polled {
-            frame.trailers_mut().map(clean_trailers);
-            if self.whole {
-                *given += 1;
-                self.keep(frame);
-            }
-        }
-        Poll::Ready(polled)
-    }
-
-    fn keep(&mut self, frame: &Frame<Bytes>) {
-        self.trailers = frame.trailers_ref().cloned();
-        if let Some(data) = frame.data_ref() {
-            self.size += data.len();
-            self.kept.push(data.clone());
-        }
-        if self.size > MOST_KEPT {
-            (self.whole, self.kept) = (false, Vec::new());
-        }
-    }
-
-    /// Bytes of kept pieces that are still to be given.
-    fn ahead(&self, given: usize) -> u64 {
-        self.kept.get(given..).unwrap_or_default().iter().map(|piece| piece.len() as u64).sum()
-    }
-}
-
 /// Holds a body back until the instance asks for it, or has said nothing for a second (RFC 9110 10.1.1 lets a client send
 /// then as well).
 struct Gate {
@@ -275,7 +223,7 @@ impl Gate {
 
 impl Streamed {
     fn new(origin: Rc<RefCell<Origin>>, silence: Duration, progress: Rc<Progress>) -> Self {
-        let turn = origin.borrow().turn;
+        let turn = origin.borrow().turn();
         Self { origin, turn, given: 0, idle: Idle::new(silence), progress, gate: None }
     }
 
@@ -286,7 +234,7 @@ impl Streamed {
             self.progress.withheld.set(false);
         }
         let mut origin = self.origin.borrow_mut();
-        if origin.turn != self.turn {
+        if origin.turn() != self.turn {
             return Poll::Ready(Some(Err(io::Error::other("sent again elsewhere"))));
         }
         match origin.poll(&mut self.given, cx) {
@@ -324,33 +272,16 @@ impl Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Kept(bytes) => bytes.is_empty(),
-            Self::Streamed(streamed) => {
-                let origin = streamed.origin.borrow();
-                let given =
-                    !origin.whole || streamed.given >= origin.kept.len() + usize::from(origin.trailers.is_some());
-                given && origin.inner.is_end_stream()
-            }
+            Self::Streamed(streamed) => streamed.origin.borrow().ended(streamed.given),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Kept(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Streamed(streamed) => {
-                let origin = streamed.origin.borrow();
-                ahead_of(origin.inner.size_hint(), origin.ahead(streamed.given))
-            }
+            Self::Streamed(streamed) => streamed.origin.borrow().size_hint(streamed.given),
         }
     }
-}
-
-/// The size of a body with so many bytes before it.
-fn ahead_of(mut hint: SizeHint, ahead: u64) -> SizeHint {
-    if let Some(upper) = hint.upper() {
-        hint.set_upper(upper + ahead);
-    }
-    hint.set_lower(hint.lower() + ahead);
-    hint
 }
 
 /// Reads a request body of known, small length whole.
@@ -602,7 +533,5 @@ impl Drop for ResponseBody {
     }
 }
 
-/// Of a streamed body, as much is kept while an HTTP/2 instance may still refuse it.
-const MOST_KEPT: usize = 64 * 1024;
 /// How long a client that expects a 100 is kept waiting for the instance's word.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@
 //! connections to instances. A request reads one snapshot; counters are atomics; the access log is a bounded channel.
 //!
 //! One file per concern: `worker` (threads and listeners), `client` (one client connection), `forward` (one request), `exchange` (its tries), `target`
-//! (which service), `subject` (who), `headers` (all header rules), `framing` (what hyper's parser hides), `body`, `pool`,
+//! (which service), `subject` (who), `headers` (all header rules), `framing` (what hyper's parser hides), `body`, `replay`, `pool`,
 //! `tunnel` (what is no longer HTTP), `errors` (every response that the proxy makes itself), `detect` (HTTP/1.1 or 2), `h2_serve`
 //! and `h2_pool` (HTTP/2 towards clients and instances), `grpc`.
 //!
@@ -35,6 +35,7 @@ mod h2_serve;
 mod headers;
 mod io;
 mod pool;
+mod replay;
 mod subject;
 mod target;
 mod tunnel;
