@@ -253,7 +253,7 @@ fn what_does_not_speak_http2_is_passed_over_and_named() {
     let (_listener, mute) = silent();
     for addr in [http1.addr, mute] {
         let instance = Instance::new("o1", addr).protocol(Protocol::H2c);
-        let mut proxy = Fixture::with(&[instance.clone()], &[], |config| {
+        let mut proxy = Fixture::with(std::slice::from_ref(&instance), &[], |config| {
             config.proxy.timeouts.connect = Duration::from_millis(200)
         });
         let response = proxy.ask("POST / HTTP/1.1\r\nHost: orders\r\nContent-Length: 1\r\n\r\nx");
