@@ -7,7 +7,8 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use tokio::sync::{mpsc, oneshot};
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeInfo, StateDir,
@@ -114,6 +115,9 @@ pub struct Agent {
     pub(super) ready: Arc<Ready>,
     pub(super) host: String,
     pub(super) state: StateDir,
+    /// The highest generation that the writer has been given; told when it is on disk.
+    written: watch::Sender<u64>,
+    writing: u64,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -147,6 +151,8 @@ impl Agent {
             ready: config.ready,
             host: config.host,
             state: config.state,
+            written: watch::Sender::new(0),
+            writing: 0,
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -180,6 +186,7 @@ impl Agent {
         mut events: mpsc::Receiver<NetEvent>,
         mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
     ) -> Ended {
+        let mut written = self.written.subscribe();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -191,6 +198,10 @@ impl Agent {
             tokio::select! {
                 biased;
                 Some(event) = events.recv() => self.net_event(event),
+                Ok(()) = written.changed() => {
+                    let generation = *written.borrow_and_update();
+                    self.feed(Input::Persisted { generation });
+                }
                 Some(ask) = inbox.recv() => self.answer(ask),
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
@@ -254,7 +265,7 @@ impl Agent {
                 Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
                 Output::Retire(node) => self.net.retire(&node),
                 Output::Publish(table) => self.builder.build(table),
-                Output::Persist(bytes) => self.state.write(bytes),
+                Output::Persist { generation, bytes } => self.persist(generation, bytes),
                 Output::Event(event) => self.event(event),
             }
         }
@@ -262,6 +273,18 @@ impl Agent {
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
             self.metrics.observe(&self.node, &self.net);
+        }
+    }
+
+    /// A generation is used only when it is on disk; of later writes nobody waits for the end.
+    fn persist(&mut self, generation: u64, bytes: Bytes) {
+        self.state.write(bytes);
+        if generation > self.writing {
+            self.writing = generation;
+            let written = self.written.clone();
+            self.state.when_written(move || {
+                written.send_replace(generation);
+            });
         }
     }
 

@@ -64,11 +64,14 @@ impl World {
                     self.stats.publications += 1;
                     self.hosts[host as usize].table = Some(table);
                 }
-                Output::Persist(bytes) => {
+                Output::Persist { generation, bytes } => {
                     let entry = &mut self.hosts[host as usize];
                     if entry.disk == Disk::Works {
                         entry.stored = Some(bytes);
                     }
+                    // A disk that fails says so as well.
+                    let now = entry.now(self.now);
+                    entry.node.iter_mut().for_each(|node| node.handle(now, Input::Persisted { generation }));
                 }
                 Output::Event(event) => self.node_event(host, event),
             }
