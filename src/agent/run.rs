@@ -304,8 +304,10 @@ impl Agent {
             Event::NameClaimed { addr } => {
                 tracing::error!(%addr, "another process claims this node's name, and was refused: give it a certificate of its own");
             }
-            Event::Refused { from, signer, reason } => tracing::warn!(%from, %signer, "not believed: {reason}"),
-            Event::Malformed { from, reason } => tracing::warn!(%from, "unreadable: {reason}"),
+            Event::Refused { from, signer, reason, times } => {
+                tracing::warn!(%from, %signer, times, "not believed: {reason}");
+            }
+            Event::Malformed { from, reason, times } => tracing::warn!(%from, times, "unreadable: {reason}"),
             Event::Report(text) => tracing::warn!("{text}"),
         }
     }

@@ -173,7 +173,7 @@ pub enum Event {
         /// Where it said it lives.
         addr: SocketAddr,
     },
-    /// A peer passed on something that is not believed.
+    /// A peer passed on something that is not believed. The same of the same signer is told once a minute.
     Refused {
         /// Who sent it.
         from: NodeId,
@@ -181,13 +181,17 @@ pub enum Event {
         signer: NodeId,
         /// Why it is not believed.
         reason: String,
+        /// How often since it was told last.
+        times: u64,
     },
-    /// Bytes from a peer that can't be read.
+    /// Bytes from a peer that can't be read; told once a minute for each peer.
     Malformed {
         /// Who sent them.
         from: NodeId,
         /// What is wrong with them.
         reason: String,
+        /// How often since it was told last.
+        times: u64,
     },
     /// Anything else worth a log line.
     Report(String),

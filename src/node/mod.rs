@@ -7,6 +7,7 @@
 //!
 //! Not here: sockets, files, names to resolve, and any decision about a request.
 
+mod complaints;
 mod gossip;
 mod ingress;
 mod io;
@@ -71,6 +72,7 @@ pub struct Node {
     tidy_at: Mono,
     persist_at: Option<Mono>,
     counters: Counters,
+    complaints: complaints::Complaints,
 }
 
 /// Where the node is in its life.
@@ -123,6 +125,7 @@ impl Node {
             tidy_at: now.mono + TIDY_EVERY,
             persist_at: None,
             counters: Counters::default(),
+            complaints: complaints::Complaints::default(),
             config,
             trust,
         };

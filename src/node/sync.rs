@@ -166,7 +166,7 @@ impl Node {
         }
         let Some(request) = SyncRequest::decode(&bytes) else {
             self.outputs.push_back(Output::SyncReply { id, bytes: Bytes::new() });
-            return self.malformed(from, "unreadable sync request".into());
+            return self.malformed(now, from, "unreadable sync request".into());
         };
         self.counters.syncs_answered += 1;
         if from == &self.config.node {
@@ -198,7 +198,7 @@ impl Node {
             Ok((from, bytes)) => match SyncReply::decode(bytes) {
                 Some(reply) => Some((from.clone(), reply)),
                 None => {
-                    self.malformed(&from.clone(), "unreadable sync reply".into());
+                    self.malformed(now, &from.clone(), "unreadable sync reply".into());
                     None
                 }
             },

@@ -109,8 +109,8 @@ impl World {
                 });
                 self.end_run(host, Off::NameTaken);
             }
-            NodeEvent::Refused { .. } => self.stats.refused += 1,
-            NodeEvent::Malformed { .. } => self.stats.malformed += 1,
+            NodeEvent::Refused { times, .. } => self.stats.refused += times,
+            NodeEvent::Malformed { times, .. } => self.stats.malformed += times,
             NodeEvent::Report(_) => self.stats.reports += 1,
             NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } => {}
         }
