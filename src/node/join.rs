@@ -19,6 +19,10 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause between tries of a seed that does not answer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Names the UDP probes of seeds; the membership's own tokens count up from a random start far below.
+pub(super) const CONTROL: u64 = u64::MAX;
+/// Between questions to the seeds for a sign that this node's network works.
+const CONTROL_EVERY: Duration = Duration::from_millis(250);
 /// How long a generation waits to be written.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
 
@@ -134,6 +138,29 @@ impl Node {
         }
     }
 
+    /// With nobody else in the mesh to show that this node's own network works, the seeds that are no members are asked: one
+    /// that answers, or whose port refuses, is the control without which nobody may be accused.
+    pub(super) fn ask_seeds_for_control(&mut self, now: Now) {
+        if !self.membership.wants_control() || now.mono < self.control_at {
+            return;
+        }
+        self.control_at = now.mono + CONTROL_EVERY;
+        let there = self.catalog.members().filter(|(node, _)| !self.membership.has_gone(node));
+        let members: Vec<SocketAddr> = there.map(|(_, entry)| entry.member.addr).collect();
+        let outside: Vec<(SocketAddr, bool)> = self
+            .seeds
+            .iter()
+            .filter(|(addr, seed)| !seed.own && !members.contains(addr))
+            .map(|(addr, seed)| (*addr, seed.in_flight))
+            .collect();
+        for (addr, in_flight) in outside {
+            self.outputs.push_back(Output::UdpProbe { token: CONTROL, addr });
+            if !in_flight {
+                self.try_seed(now, addr);
+            }
+        }
+    }
+
     fn active_addrs(&self) -> Vec<SocketAddr> {
         self.catalog
             .members()
@@ -171,7 +198,10 @@ impl Node {
         let Some(seed) = self.seeds.get_mut(&addr) else { return };
         seed.in_flight = false;
         match outcome {
-            Ok(_) => seed.next = now.mono + LONGEST_PAUSE,
+            Ok(_) => {
+                seed.next = now.mono + LONGEST_PAUSE;
+                self.membership.control(now.mono);
+            }
             Err(DialError::Itself) => seed.own = true,
             Err(DialError::OwnName) if self.phase == Phase::Joining => {
                 // The one that was here first keeps the name.

@@ -69,6 +69,7 @@ pub struct Node {
     spoken_since: Option<Mono>,
     gossip_at: Option<Mono>,
     join_until: Mono,
+    control_at: Mono,
     tidy_at: Mono,
     persist_at: Option<Mono>,
     counters: Counters,
@@ -122,6 +123,7 @@ impl Node {
             spoken_since: None,
             gossip_at: None,
             join_until: now.mono + JOIN_WAIT,
+            control_at: Mono::ZERO,
             tidy_at: now.mono + TIDY_EVERY,
             persist_at: None,
             counters: Counters::default(),
@@ -142,6 +144,8 @@ impl Node {
             Input::Envelope { from, addr, bytes } => self.envelope(now, &from, addr, bytes),
             Input::SyncRequest { id, from, addr, bytes } => self.sync_request(now, id, &from, addr, bytes),
             Input::SyncEnded { token, result } => self.sync_ended(now, token, result),
+            // The port of a seed that is no member: its host answered, so this node's network works.
+            Input::Refused { token: join::CONTROL } => self.membership.control(now.mono),
             Input::Refused { token } => self.membership.refused(now.mono, token, &*self.trust),
             Input::Seeds(addrs) => self.set_seeds(now, addrs),
             Input::Control => self.membership.control(now.mono),
@@ -155,6 +159,7 @@ impl Node {
         self.membership.timeout(now.mono, &*self.trust);
         self.written_anyway(now);
         self.drive_join(now);
+        self.ask_seeds_for_control(now);
         self.drive_sync(now);
         if self.gossip_at.is_some_and(|at| now.mono >= at) {
             self.gossip_round(now);

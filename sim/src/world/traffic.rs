@@ -215,6 +215,7 @@ impl World {
         flight.attempts.ended(outcome, view, Mono(self.now));
         if outcome == Outcome::Answered {
             if let Some(target) = target {
+                self.control(flight.at.host, target.host);
                 self.landed(&flight, End::Answered(status, target));
             }
             self.free.push(at);
@@ -360,9 +361,12 @@ impl World {
         }
     }
 
-    /// A sign from outside the mesh that a host's network works.
-    pub fn control(&mut self, host: u32) {
-        self.feed(host, Input::Control);
+    /// An instance of another host answered: a sign that this one's network works, where its node asks for one.
+    fn control(&mut self, host: u32, answered: u32) {
+        let wanted = |node: &lanemesh::node::Node| node.membership().wants_control();
+        if answered != host && self.hosts[host as usize].node.as_ref().is_some_and(wanted) {
+            self.feed(host, Input::Control);
+        }
     }
 }
 
