@@ -8,6 +8,7 @@
 pub mod app;
 pub mod chance;
 pub mod conns;
+pub mod figures;
 pub mod host;
 pub mod invariants;
 pub mod library;
@@ -17,6 +18,7 @@ pub mod pick;
 pub mod play;
 pub mod queue;
 pub mod readout;
+pub mod record;
 pub mod scenario;
 pub mod shrink;
 pub mod stats;

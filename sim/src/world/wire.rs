@@ -14,6 +14,7 @@ use crate::{
     conns::Standing,
     host::{Disk, Off},
     queue::{Event, MILLI, Run, SECOND, Time},
+    record::Turn,
 };
 
 impl World {
@@ -97,6 +98,9 @@ impl World {
         match event {
             NodeEvent::Member { node, state } => {
                 let Some(subject) = self.host_of(&node) else { return };
+                let at = self.now;
+                let turn = Turn { at, observer: host, subject, state };
+                self.record.iter_mut().for_each(|record| record.turns.push(turn));
                 self.note_verdict(host, subject, state);
                 self.with_checks(|checks, world, found| {
                     checks.iter_mut().for_each(|check| check.member(world, host, subject, state, found));
