@@ -10,8 +10,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use lanemesh_sim::{
-    figures,
-    invariants,
+    figures, invariants,
     library::LIBRARY,
     log::Log,
     play::{Options, play},

@@ -360,7 +360,8 @@ mod tests {
         node.outdo(at(10), 5);
         node.handle_timeout(at(10));
         assert_eq!(node.generation(), 1);
-        let asked = std::iter::from_fn(|| node.poll_output()).any(|o| matches!(o, Output::Persist { generation: 6, .. }));
+        let asked =
+            std::iter::from_fn(|| node.poll_output()).any(|o| matches!(o, Output::Persist { generation: 6, .. }));
         assert!(asked);
         node.handle(at(14), Input::Persisted { generation: 6 });
         assert_eq!((node.generation(), node.is_member()), (6, true));

@@ -92,7 +92,11 @@ pub fn flip_flop(size: Size, tell: &mut dyn FnMut(Figure)) {
             .collect();
         changes += seen.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64;
     }
-    tell(none_figure(format!("others held dead, one of {nodes} flips every 20 s"), wrong, &format!(" over {seeds} seeds")));
+    tell(none_figure(
+        format!("others held dead, one of {nodes} flips every 20 s"),
+        wrong,
+        &format!(" over {seeds} seeds"),
+    ));
     let per = changes as f64 / f64::from(seeds);
     tell(Figure {
         what: "changes of its state at another node in 10 min".into(),

@@ -1,6 +1,6 @@
 //! Members that go: killed, silent, many at once, or standing still.
 
-use lanemesh::types::MemberState::{Down, Doubtful};
+use lanemesh::types::MemberState::{Doubtful, Down};
 
 use super::{Figure, Size, first_turns, mesh, none_figure, share, spread_figure, step, turns, until, world};
 use crate::{

@@ -304,7 +304,9 @@ fn two_nodes_notice_a_kill_too() {
 fn of_two_nodes_one_that_falls_silent_is_noticed_by_the_sign_of_a_seed() {
     for (with_seed, most) in [(true, Some(6 * SECOND)), (false, None)] {
         let mut world = World::new(33);
-        ["n0", "n1", "n2"].iter().for_each(|name| drop(world.add(name, &["orders"])));
+        for name in ["n0", "n1", "n2"] {
+            world.add(name, &["orders"]);
+        }
         let (spare, first) = ("127.0.0.1:7000".parse().unwrap(), "127.0.0.1:7001".parse().unwrap());
         for at in [1, 2] {
             world.start(at);
