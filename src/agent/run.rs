@@ -8,7 +8,8 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use tokio::sync::{mpsc, oneshot};
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeInfo, StateDir,
@@ -118,6 +119,9 @@ pub struct Agent {
     pub(super) state: StateDir,
     /// Own instances whose id another living member announces as well, as last said.
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
+    /// The highest generation that the writer has been given; told when it is on disk.
+    written: watch::Sender<u64>,
+    writing: u64,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -152,6 +156,8 @@ impl Agent {
             host: config.host,
             state: config.state,
             twins: BTreeMap::new(),
+            written: watch::Sender::new(0),
+            writing: 0,
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -183,6 +189,7 @@ impl Agent {
         mut events: mpsc::Receiver<NetEvent>,
         mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
     ) -> Ended {
+        let mut written = self.written.subscribe();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -194,6 +201,10 @@ impl Agent {
             tokio::select! {
                 biased;
                 Some(event) = events.recv() => self.net_event(event),
+                Ok(()) = written.changed() => {
+                    let generation = *written.borrow_and_update();
+                    self.feed(Input::Persisted { generation });
+                }
                 Some(ask) = inbox.recv() => self.answer(ask),
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
@@ -247,7 +258,7 @@ impl Agent {
                     self.builder.build(table);
                     self.warn_of_twins();
                 }
-                Some(ForShell::Persist(bytes)) => self.state.write(bytes),
+                Some(ForShell::Persist { generation, bytes }) => self.persist(generation, bytes),
                 Some(ForShell::Event(event)) => self.event(event),
                 None => {}
             }
@@ -256,6 +267,18 @@ impl Agent {
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
             self.metrics.observe(self.now(), &self.node, &self.net);
+        }
+    }
+
+    /// A generation is used only when it is on disk; of later writes nobody waits for the end.
+    fn persist(&mut self, generation: u64, bytes: Bytes) {
+        self.state.write(bytes);
+        if generation > self.writing {
+            self.writing = generation;
+            let written = self.written.clone();
+            self.state.when_written(move || {
+                written.send_replace(generation);
+            });
         }
     }
 
@@ -281,8 +304,10 @@ impl Agent {
             Event::NameClaimed { addr } => {
                 tracing::error!(%addr, "another process claims this node's name, and was refused: give it a certificate of its own");
             }
-            Event::Refused { from, signer, reason } => tracing::warn!(%from, %signer, "not believed: {reason}"),
-            Event::Malformed { from, reason } => tracing::warn!(%from, "unreadable: {reason}"),
+            Event::Refused { from, signer, reason, times } => {
+                tracing::warn!(%from, %signer, times, "not believed: {reason}");
+            }
+            Event::Malformed { from, reason, times } => tracing::warn!(%from, times, "unreadable: {reason}"),
             Event::Report(text) => tracing::warn!("{text}"),
         }
     }

@@ -101,7 +101,7 @@ impl World {
         let Some(sidecar) = self.real.as_ref().and_then(|real| real.sidecar(host)) else { return Some(output) };
         sidecar.process.enter(|| agent::carry(&sidecar.net, output)).map(|rest| match rest {
             ForShell::Publish(table) => Output::Publish(table),
-            ForShell::Persist(bytes) => Output::Persist(bytes),
+            ForShell::Persist { generation, bytes } => Output::Persist { generation, bytes },
             ForShell::Event(event) => Output::Event(event),
         })
     }

@@ -14,6 +14,7 @@ use crate::{
     conns::Standing,
     host::{Disk, Off},
     queue::{Event, MILLI, Run, SECOND, Time},
+    record::Turn,
 };
 
 impl World {
@@ -65,11 +66,14 @@ impl World {
                     self.stats.publications += 1;
                     self.hosts[host as usize].table = Some(table);
                 }
-                Output::Persist(bytes) => {
+                Output::Persist { generation, bytes } => {
                     let entry = &mut self.hosts[host as usize];
                     if entry.disk == Disk::Works {
                         entry.stored = Some(bytes);
                     }
+                    // A disk that fails says so as well.
+                    let now = entry.now(self.now);
+                    entry.node.iter_mut().for_each(|node| node.handle(now, Input::Persisted { generation }));
                 }
                 Output::Event(event) => self.node_event(host, event),
             }
@@ -95,6 +99,9 @@ impl World {
         match event {
             NodeEvent::Member { node, state } => {
                 let Some(subject) = self.host_of(&node) else { return };
+                let at = self.now;
+                let turn = Turn { at, observer: host, subject, state };
+                self.record.iter_mut().for_each(|record| record.turns.push(turn));
                 self.note_verdict(host, subject, state);
                 self.with_checks(|checks, world, found| {
                     checks.iter_mut().for_each(|check| check.member(world, host, subject, state, found));
@@ -107,8 +114,8 @@ impl World {
                 });
                 self.end_run(host, Off::NameTaken);
             }
-            NodeEvent::Refused { .. } => self.stats.refused += 1,
-            NodeEvent::Malformed { .. } => self.stats.malformed += 1,
+            NodeEvent::Refused { times, .. } => self.stats.refused += times,
+            NodeEvent::Malformed { times, .. } => self.stats.malformed += times,
             NodeEvent::Report(_) => self.stats.reports += 1,
             NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } => {}
         }
