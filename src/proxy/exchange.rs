@@ -236,8 +236,9 @@ impl<'a> Exchange<'a> {
         };
         let answer = Box::new(Answer { head, body, lease, instance, closes });
         if retryable {
+            let status = answer.head.status.as_u16();
             self.last = Some(answer);
-            return Ok(Tried::Failed(Outcome::RetryableStatus));
+            return Ok(Tried::Failed(Outcome::RetryableStatus(status)));
         }
         Ok(Tried::Answered(answer))
     }

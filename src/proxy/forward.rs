@@ -151,7 +151,8 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
         match attempts.next(exchange.routed, exchange.worker.clock.mono()) {
             Step::Try { instance, until, fresh } => match exchange.attempt(instance, until, fresh).await? {
                 Tried::Answered(answer) => {
-                    attempts.ended(routing::Outcome::Answered, exchange.routed, exchange.worker.clock.mono());
+                    let outcome = routing::Outcome::Answered(answer.head.status.as_u16());
+                    attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
                     exchange.flight.retries = u32::from(attempts.retries());
                     return Ok(*answer);
                 }

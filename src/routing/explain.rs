@@ -261,16 +261,22 @@ impl SkipReason {
     /// The reason in words.
     pub const fn words(self) -> &'static str {
         match self {
-            Self::Refusing => "it refused connections from this sidecar a moment ago",
             Self::Doubtful => "its sidecar is accused of not answering",
+            Self::BreakerOpen => "its breaker is open: it failed requests of this sidecar a moment ago",
+            Self::HalfOpen => "its breaker waits for one request of its own keys to try it",
+            Self::Ramping => "it works again, and its keys come back little by little: not this one yet",
+            Self::SlowStart => "it is new, and its keys come little by little: not this one yet",
         }
     }
 
     /// As it is logged and labelled.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Refusing => "refusing",
             Self::Doubtful => "doubtful",
+            Self::BreakerOpen => "breaker-open",
+            Self::HalfOpen => "half-open",
+            Self::Ramping => "ramping",
+            Self::SlowStart => "slow-start",
         }
     }
 }

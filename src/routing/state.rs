@@ -1,0 +1,42 @@
+//! What the data path keeps of one service: counts of what its breakers did. Shared by threads and by successive snapshots.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Local state of one service.
+#[derive(Debug, Default)]
+pub struct ServiceState {
+    opened: AtomicU64,
+    held: AtomicU64,
+    returned: AtomicU64,
+}
+
+/// What its breakers did so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BreakerCounts {
+    /// Breakers that opened.
+    pub opened: u64,
+    /// Breakers that should have opened, but too much of the lane was kept away already.
+    pub held: u64,
+    /// Instances that began to come back.
+    pub returned: u64,
+}
+
+impl ServiceState {
+    /// What its breakers did so far.
+    pub fn breakers(&self) -> BreakerCounts {
+        let read = |count: &AtomicU64| count.load(Relaxed);
+        BreakerCounts { opened: read(&self.opened), held: read(&self.held), returned: read(&self.returned) }
+    }
+
+    pub(super) fn count_opened(&self) {
+        self.opened.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn count_held(&self) {
+        self.held.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn count_returned(&self) {
+        self.returned.fetch_add(1, Relaxed);
+    }
+}
