@@ -20,7 +20,7 @@ use crate::{
     net::{Net, NetEvent, NetFault},
     node::{DialError, Event, Input, InstanceSpec, Node, Now, Output, SHUTDOWN},
     ready::{Blocker, Ready},
-    routing::{Locality, Snapshot},
+    routing::{self, Locality, Rules, Snapshot},
     telemetry::Clock,
     types::{InstanceId, Mono},
 };
@@ -79,6 +79,8 @@ pub struct AgentConfig {
     pub seeds: Vec<String>,
     /// Where this sidecar stands.
     pub locality: Locality,
+    /// How its requests are routed.
+    pub rules: Rules,
     /// What to announce.
     pub instances: Vec<LocalInstance>,
     /// The way to the prober.
@@ -129,7 +131,7 @@ impl Agent {
         let (done, ended) = oneshot::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
         let builder = views::Builder::start(
-            config.locality.clone(),
+            routing::Builder::with(config.locality.clone(), config.rules),
             config.clock,
             snapshot.clone(),
             config.metrics.clone(),

@@ -212,6 +212,10 @@ pub(super) const KEYS: &[Key] = keys! {
         "breaker_counts" Texts, Is("connect,reset,timeout,500,502,503,504"),
             "What counts as an instance's failure: connect (no connection), reset (it broke before the response), timeout (no \
              response in time), 5xx, or statuses from 500 to 599.";
+        "retry_share" Share, Is("0.2"),
+            "Budget of this sidecar for retries after something was sent, as a share of the service's requests. Refused \
+             connections are free: nothing was sent.";
+        "retries_per_second" Whole(0, 10_000), Is("1"), "Retries allowed beyond that, for services with few requests.";
         "slow_start" Span(ms(0), s(3_600)), Is("10s"),
             "In which an instance that is new, or back in rotation, gets its users: a tenth of them at once, the rest evenly. 0ms: \
              all at once.";

@@ -18,6 +18,10 @@ pub struct Routing {
     pub breaker: Breaker,
     /// In which an instance that is new, or back in rotation, gets its keys: a tenth at once, the rest evenly. Zero: all at once.
     pub slow_start: Duration,
+    /// Retries after something was sent, as a share of the service's requests.
+    pub retry_share: f64,
+    /// And so many a second beyond that.
+    pub retries_per_second: u32,
 }
 
 impl Default for Routing {
@@ -35,7 +39,7 @@ impl Default for Routing {
             max_share: 0.5,
             counts: Counts { connect: true, reset: true, timeout: true, statuses: Statuses::of(&[500, 502, 503, 504]) },
         };
-        Self { breaker, slow_start: Duration::from_secs(10) }
+        Self { breaker, slow_start: Duration::from_secs(10), retry_share: 0.2, retries_per_second: 1 }
     }
 }
 
@@ -107,6 +111,8 @@ pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
     set(&mut breaker.ramp, s.given(f, "breaker_ramp", values::span));
     set(&mut breaker.max_share, s.given(f, "breaker_max_share", values::share));
     set(&mut breaker.counts, s.given(f, "breaker_counts", counts));
+    set(&mut rules.retry_share, s.given(f, "retry_share", values::share));
+    set(&mut rules.retries_per_second, s.given(f, "retries_per_second", |v, k| values::whole(v, k).map(small)));
     set(&mut rules.slow_start, s.given(f, "slow_start", values::span));
     let breaker = &rules.breaker;
     if breaker.failures > breaker.of {

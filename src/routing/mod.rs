@@ -5,6 +5,7 @@
 //! in words what those did.
 
 mod attempts;
+mod budget;
 mod builder;
 mod cell;
 mod choose;

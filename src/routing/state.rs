@@ -1,10 +1,14 @@
-//! What the data path keeps of one service: counts of what its breakers did. Shared by threads and by successive snapshots.
+//! What the data path keeps of one service: its retry budget, and counts of what breakers and budget did. Shared by threads and by successive snapshots.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::budget::Budget;
 
 /// Local state of one service.
 #[derive(Debug, Default)]
 pub struct ServiceState {
+    pub(super) budget: Budget,
+    denied: AtomicU64,
     opened: AtomicU64,
     held: AtomicU64,
     returned: AtomicU64,
@@ -26,6 +30,15 @@ impl ServiceState {
     pub fn breakers(&self) -> BreakerCounts {
         let read = |count: &AtomicU64| count.load(Relaxed);
         BreakerCounts { opened: read(&self.opened), held: read(&self.held), returned: read(&self.returned) }
+    }
+
+    /// Retries that the budget did not allow so far.
+    pub fn retries_denied(&self) -> u64 {
+        self.denied.load(Relaxed)
+    }
+
+    pub(super) fn count_denied(&self) {
+        self.denied.fetch_add(1, Relaxed);
     }
 
     pub(super) fn count_opened(&self) {

@@ -6,9 +6,9 @@ use super::{Builder, Candidate, CandidateTable, Locality, MethodClass, Request, 
 use crate::{
     config::Routing,
     types::{
-    AnonymousRule, BucketScheme, Drain, EmptyLaneRule, Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy,
-    LaneRule, MemberState, Mono, NodeId, PolicyVersion, Protocol, Region, ServiceName, VersionName, Wall, Zone,
-},
+        AnonymousRule, BucketScheme, Drain, EmptyLaneRule, Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy,
+        LaneRule, MemberState, Mono, NodeId, PolicyVersion, Protocol, Region, ServiceName, VersionName, Wall, Zone,
+    },
 };
 
 pub(super) const NOW: Mono = Mono::from_millis(1_000_000);

@@ -4,6 +4,7 @@
 //!   A pooled connection that turned out closed: the same instance over a fresh one; not a failure of the instance.
 //! - Something was sent: only an idempotent method whose body can be sent again is retried, at most `max_retries` times.
 //! - Never the same instance twice while another is left; instances that local state speaks against come after the others.
+//! - Such retries are charged to the service's budget; when that is used up, there is none.
 //! - Waits (with jitter) only before the same instance or after a status; the lane that serves is never left.
 //!
 //! It also keeps the instances' cells: [`Attempts::next`] takes a ticket, [`Attempts::ended`] gives it back with what came of it,
@@ -216,6 +217,9 @@ impl Attempts {
                         self.ticket = if checked { cell.admit(now, &service.rules) } else { Some(cell.force()) };
                     }
                     if self.ticket.is_some() {
+                        if self.tries == 0 {
+                            service.state.budget.request(now);
+                        }
                         self.start(instance, fresh, now);
                     } else {
                         // Another request took the place of the one that tries it since the decision. It stays untried.
@@ -242,7 +246,7 @@ impl Attempts {
             // A fresh connection that closes before it takes anything is as good as refused.
             Outcome::ConnectFailed | Outcome::StaleConnection => {
                 self.mark_tried(instance, service);
-                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(now));
+                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
             Outcome::Reset => self.failed(instance, GiveUp::UpstreamReset, service, now),
             Outcome::Timeout => self.failed(instance, GiveUp::UpstreamTimeout, service, now),
@@ -281,6 +285,11 @@ impl Attempts {
         self.tries.saturating_sub(1)
     }
 
+    /// Number of the present try, from 1.
+    pub fn number(&self) -> u8 {
+        self.tries
+    }
+
     fn start(&mut self, instance: u16, fresh: bool, now: Mono) {
         if !fresh {
             self.tries = self.tries.saturating_add(1);
@@ -293,11 +302,10 @@ impl Attempts {
     fn failed(&mut self, instance: u16, why: GiveUp, service: &ServiceView, now: Mono) {
         self.accepted = Some((instance, why));
         self.mark_tried(instance, service);
-        if !self.may_repeat() {
+        if !self.charge(service, now) {
             self.state = State::Over(why);
             return;
         }
-        self.retries += 1;
         self.state = match self.advance(service, now) {
             Some(State::Ready { instance, .. }) if why == GiveUp::RetriesUsedUp => self.wait(instance, why, now),
             Some(next) => next,
@@ -306,19 +314,22 @@ impl Attempts {
     }
 
     /// No instance is left that was not tried. One that took a connection before may be tried again.
-    fn all_refused(&mut self, now: Mono) -> State {
-        match self.accepted {
-            None => State::Over(GiveUp::AllRefused),
-            Some((_, why)) if !self.may_repeat() => State::Over(why),
-            Some((instance, why)) => {
-                self.retries += 1;
-                self.wait(instance, why, now)
-            }
-        }
+    fn all_refused(&mut self, service: &ServiceView, now: Mono) -> State {
+        let Some((instance, why)) = self.accepted else { return State::Over(GiveUp::AllRefused) };
+        if self.charge(service, now) { self.wait(instance, why, now) } else { State::Over(why) }
     }
 
-    fn may_repeat(&self) -> bool {
-        self.repeatable && self.retries < self.max_retries
+    /// Whether it may be repeated, and is charged for it.
+    fn charge(&mut self, service: &ServiceView, now: Mono) -> bool {
+        if !self.repeatable || self.retries >= self.max_retries {
+            return false;
+        }
+        if !service.state.budget.retry(now, &service.rules) {
+            service.state.count_denied();
+            return false;
+        }
+        self.retries += 1;
+        true
     }
 
     /// Waits before an instance, half of it by chance; ends here when the deadline comes before.

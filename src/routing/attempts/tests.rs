@@ -91,9 +91,11 @@ fn a_thousand_refusals_reach_a_thousand_instances() {
 
 #[test]
 fn what_may_have_been_processed_is_repeated_only_if_it_may_be() {
-    for (outcome, why) in
-        [(Reset, GiveUp::UpstreamReset), (Timeout, GiveUp::UpstreamTimeout), (RetryableStatus(503), GiveUp::RetriesUsedUp)]
-    {
+    for (outcome, why) in [
+        (Reset, GiveUp::UpstreamReset),
+        (Timeout, GiveUp::UpstreamTimeout),
+        (RetryableStatus(503), GiveUp::RetriesUsedUp),
+    ] {
         let run = |class, replayable| Life::new(&instances(5), "u", class, replayable).all(&[outcome; 5]);
         assert_eq!(run(MethodClass::Safe, true), (vec![0, 1, 2], Some(why)));
         assert_eq!(run(MethodClass::Idempotent, true), (vec![0, 1, 2], Some(why)));

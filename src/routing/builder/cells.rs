@@ -54,9 +54,8 @@ enum Arrival {
 fn arrival(entry: &InstanceEntry, last: &ServiceView) -> Arrival {
     let record = &entry.record;
     let Some(before) = before(record, last) else { return Arrival::New };
-    let moved = before.record.port != record.port
-        || before.record.host != record.host
-        || before.record.lane != record.lane;
+    let moved =
+        before.record.port != record.port || before.record.host != record.host || before.record.lane != record.lane;
     if before.excluded.is_some() || moved {
         Arrival::New
     } else if before.record.generation != record.generation {

@@ -74,10 +74,11 @@ pub enum Look {
 }
 
 /// The state of a breaker in a word, for people and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BreakerState {
     /// Takes all of its keys.
+    #[default]
     Closed,
     /// Kept away.
     Open,
@@ -93,8 +94,7 @@ pub enum BreakerState {
 
 impl BreakerState {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Closed, Self::Open, Self::HalfOpen, Self::Ramping, Self::SlowStart, Self::Held];
+    pub const ALL: [Self; 6] = [Self::Closed, Self::Open, Self::HalfOpen, Self::Ramping, Self::SlowStart, Self::Held];
 
     /// As it is labelled.
     pub const fn as_str(self) -> &'static str {

@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn old_failures_are_forgotten() {
-        let two = [0, 1_000].iter().fold(Recent::default(), |recent, ms| recent.failure(at(100_000 + ms), rules().window));
+        let two =
+            [0, 1_000].iter().fold(Recent::default(), |recent, ms| recent.failure(at(100_000 + ms), rules().window));
         assert!(two.failure(at(105_000), rules().window).opens(&rules()));
         assert!(!two.failure(at(112_000), rules().window).opens(&rules()));
     }

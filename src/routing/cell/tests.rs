@@ -41,7 +41,11 @@ fn opened(cell: &Arc<InstanceCell>, ms: u64) -> u64 {
 fn three_failures_of_six_open_it_for_about_ten_seconds() {
     let cell = cell();
     for failed in [true, false, true, false] {
-        if failed { fail(&cell, 1_000) } else { succeed(&cell, 1_000) }
+        if failed {
+            fail(&cell, 1_000)
+        } else {
+            succeed(&cell, 1_000)
+        }
         assert_eq!(cell.look(at(1_000), &rules()), Look::Well);
     }
     fail(&cell, 1_000);
@@ -164,7 +168,7 @@ fn failures_during_the_ramp_open_it_again_for_longer() {
 #[test]
 fn what_is_held_is_used_and_said_until_it_gets_better() {
     let cell = cell();
-    (0..3).for_each(|_| drop(cell.failed(cell.force(), at(0), &rules())));
+    (0..3).for_each(|_| _ = cell.failed(cell.force(), at(0), &rules()));
     assert!(cell.hold() && !cell.hold());
     assert_eq!((cell.look(at(0), &rules()), cell.state(at(0), &rules())), (Look::Well, BreakerState::Held));
     (0..5).for_each(|_| succeed(&cell, 1));
@@ -231,7 +235,7 @@ proptest! {
                     let ticket = tickets.swap_remove(which);
                     let epoch = ticket.epoch();
                     match how {
-                        0 => drop(cell.succeeded(ticket, at(now), &rules())),
+                        0 => _ = cell.succeeded(ticket, at(now), &rules()),
                         1 => if cell.failed(ticket, at(now), &rules()) {
                             cell.open(epoch, at(now), &rules());
                         },
