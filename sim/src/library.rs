@@ -32,6 +32,8 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("partition-30", include_str!("../scenarios/partition-30.toml")),
     ("pause", include_str!("../scenarios/pause.toml")),
     ("rolling-deploy", include_str!("../scenarios/rolling-deploy.toml")),
+    ("sick-most", include_str!("../scenarios/sick-most.toml")),
+    ("sick-one", include_str!("../scenarios/sick-one.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-third", include_str!("../scenarios/slow-third.toml")),
     ("two", include_str!("../scenarios/two.toml")),

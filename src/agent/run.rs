@@ -1,6 +1,7 @@
 //! The loop.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -22,7 +23,7 @@ use crate::{
     ready::{Blocker, Ready},
     routing::{self, Locality, Rules, Snapshot},
     telemetry::Clock,
-    types::{InstanceId, Mono},
+    types::{InstanceId, Mono, NodeId},
 };
 
 /// Questions waiting for the agent.
@@ -37,7 +38,7 @@ const OBSERVE_SOON: Duration = Duration::from_millis(50);
 const GOODBYE: Duration = Duration::from_millis(1000);
 
 /// An instance that this sidecar announces from the start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LocalInstance {
     /// What is announced.
     pub spec: InstanceSpec,
@@ -116,6 +117,8 @@ pub struct Agent {
     pub(super) ready: Arc<Ready>,
     pub(super) host: String,
     pub(super) state: StateDir,
+    /// Own instances whose id another living member announces as well, as last said.
+    pub(super) twins: BTreeMap<InstanceId, NodeId>,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -149,6 +152,7 @@ impl Agent {
             ready: config.ready,
             host: config.host,
             state: config.state,
+            twins: BTreeMap::new(),
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -156,7 +160,7 @@ impl Agent {
             observe_at: Mono::ZERO,
             seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
-        agent.announce(config.instances);
+        agent.announce_all(config.instances);
         tokio::spawn(async move {
             let how = agent.run(inbox, config.events, seeds).await;
             // Nobody waits for the end any more when the whole process is being torn down.
@@ -165,13 +169,11 @@ impl Agent {
         (Handle { asks, snapshot }, ended)
     }
 
-    fn announce(&mut self, instances: Vec<LocalInstance>) {
-        let now = self.now();
-        for LocalInstance { spec, check } in instances {
-            let (id, host, port) = (spec.id.clone(), spec.host.clone(), spec.port);
-            match self.node.announce(now, spec) {
-                Ok(_) => self.watch(Watch::Start { id, host, port, check }),
-                Err(error) => tracing::error!(instance = %id, "not announced: {error}"),
+    fn announce_all(&mut self, instances: Vec<LocalInstance>) {
+        for instance in instances {
+            let id = instance.spec.id.clone();
+            if let Err(error) = self.announce(instance) {
+                tracing::error!(instance = %id, "not announced: {error}");
             }
         }
     }
@@ -255,7 +257,10 @@ impl Agent {
                 Output::SyncReply { id, bytes } => self.net.reply(id, bytes),
                 Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
                 Output::Retire(node) => self.net.retire(&node),
-                Output::Publish(table) => self.builder.build(table),
+                Output::Publish(table) => {
+                    self.builder.build(table);
+                    self.warn_of_twins();
+                }
                 Output::Persist(bytes) => self.state.write(bytes),
                 Output::Event(event) => self.event(event),
             }

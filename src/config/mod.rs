@@ -35,5 +35,5 @@ pub use resolved::{
     Shutdown, Timeouts,
 };
 pub use routing::{Breaker, Counts, Routing, Statuses};
-pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject};
+pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject, request_id_in};
 pub use warnings::warnings;

@@ -221,7 +221,10 @@ impl Node {
         }
         for id in &ids {
             let record = self.own(id)?;
-            if record.drain.is_none() {
+            // What an operator says of a drain is the last word; a shutdown adds nothing to it.
+            let said =
+                record.drain.as_ref().is_some_and(|held| by == SHUTDOWN || held.by != SHUTDOWN && reason.is_empty());
+            if !said {
                 let drain = Drain { by: by.to_owned(), at: now.wall, reason: reason.to_owned() };
                 let record = InstanceRecord { drain: Some(drain.clone()), ..record.clone() };
                 if by != SHUTDOWN {

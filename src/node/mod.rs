@@ -39,7 +39,7 @@ use crate::{
 
 pub use io::{Counters, DialError, Event, Input, NodeConfig, Now, Output};
 pub use local::{InstanceChange, InstanceSpec, OrderError, SHUTDOWN};
-pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig};
+pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig, Removal};
 pub use stored::{Stored, StoredFault};
 
 /// One sidecar, without its sockets.
@@ -442,6 +442,13 @@ impl Node {
             self.touch(now);
         }
     }
+}
+
+/// Worst times from the end of a member until nobody sends it a new request, in a healthy mesh of so many members.
+pub fn removal(membership: &MembershipConfig, members: usize) -> Removal {
+    // News goes on to `EAGER` others from whoever hears it, so it needs as many rounds as the mesh has powers of that.
+    let rounds = members.max(2).ilog(EAGER) + 1;
+    membership.removal(members, GOSSIP_EVERY * rounds)
 }
 
 /// How far a statement is carried at once.

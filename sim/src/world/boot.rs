@@ -301,7 +301,7 @@ pub(super) const MESH: &str = "sim";
 const GOSSIP_PORT: u16 = 7946;
 /// Port of a host's first application.
 pub(super) const FIRST_PORT: u16 = 8000;
-const COALESCE: std::time::Duration = std::time::Duration::from_millis(500);
+const COALESCE: std::time::Duration = std::time::Duration::from_millis(300);
 const START: u64 = 10;
 const HOST: u64 = 11;
 const BOOT: u64 = 12;

@@ -30,6 +30,7 @@ mod engine;
 mod heal;
 mod lives;
 mod refute;
+mod removal;
 mod roster;
 mod suspicion;
 #[cfg(test)]
@@ -48,6 +49,7 @@ use rand_pcg::Pcg64Mcg;
 
 pub use action::Action;
 pub use config::MembershipConfig;
+pub use removal::Removal;
 
 use self::{
     confirm::Confirms,

@@ -4,4 +4,5 @@ mod breakers;
 mod failover;
 mod limits;
 mod observe;
+mod upgrade;
 mod wire;
