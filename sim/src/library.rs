@@ -36,6 +36,8 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("q03-restarts", include_str!("../scenarios/q03-restarts.toml")),
     ("q04-handshakes-under-loss", include_str!("../scenarios/q04-handshakes-under-loss.toml")),
     ("rolling-deploy", include_str!("../scenarios/rolling-deploy.toml")),
+    ("sick-most", include_str!("../scenarios/sick-most.toml")),
+    ("sick-one", include_str!("../scenarios/sick-one.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-third", include_str!("../scenarios/slow-third.toml")),
     ("two", include_str!("../scenarios/two.toml")),

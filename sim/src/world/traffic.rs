@@ -215,7 +215,7 @@ impl World {
             flight.tries.pop();
         }
         flight.attempts.ended(outcome, view, Mono(self.now));
-        if outcome == Outcome::Answered {
+        if matches!(outcome, Outcome::Answered(_)) {
             if let Some(target) = target {
                 self.control(flight.at.host, target.host);
                 self.landed(&flight, End::Answered(status, target));
@@ -230,7 +230,7 @@ impl World {
     /// What happened on the way may have changed the end that was foreseen.
     fn as_it_came(&self, flight: &Flight, target: Option<Target>, outcome: Outcome) -> Outcome {
         let Some(Target { host, app }) = target else { return outcome };
-        let answered = matches!(outcome, Outcome::Answered | Outcome::RetryableStatus | Outcome::Timeout);
+        let answered = matches!(outcome, Outcome::Answered(_) | Outcome::RetryableStatus(_) | Outcome::Timeout);
         let broke = self.hosts[host as usize].apps.get(usize::from(app)).is_none_or(|a| a.start != flight.app_start);
         if answered && broke { Outcome::Reset } else { outcome }
     }
@@ -284,8 +284,8 @@ impl World {
         let total = took + sent + stands + work + back;
         match (total > limit, status) {
             (true, _) => (limit, Outcome::Timeout, 0),
-            (false, 502..=504) => (total, Outcome::RetryableStatus, status),
-            (false, _) => (total, Outcome::Answered, status),
+            (false, 502..=504) => (total, Outcome::RetryableStatus(status), status),
+            (false, _) => (total, Outcome::Answered(status), status),
         }
     }
 
