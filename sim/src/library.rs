@@ -36,6 +36,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("q03-restarts", include_str!("../scenarios/q03-restarts.toml")),
     ("q04-handshakes-under-loss", include_str!("../scenarios/q04-handshakes-under-loss.toml")),
     ("rolling-deploy", include_str!("../scenarios/rolling-deploy.toml")),
+    ("slow-machines", include_str!("../scenarios/slow-machines.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-third", include_str!("../scenarios/slow-third.toml")),
     ("two", include_str!("../scenarios/two.toml")),
