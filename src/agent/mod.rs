@@ -4,6 +4,7 @@
 //! disk or a ring. Rings are built by a thread of their own; the state file is written by another.
 
 mod answers;
+mod checks;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;

@@ -1,6 +1,7 @@
 //! The loop.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -23,7 +24,7 @@ use crate::{
     ready::{Blocker, Ready},
     routing::{Locality, Snapshot},
     telemetry::Clock,
-    types::{InstanceId, Mono},
+    types::{InstanceId, Mono, NodeId},
 };
 
 /// Questions waiting for the agent.
@@ -115,6 +116,8 @@ pub struct Agent {
     pub(super) ready: Arc<Ready>,
     pub(super) host: String,
     pub(super) state: StateDir,
+    /// Own instances whose id another living member announces as well, as last said.
+    pub(super) twins: BTreeMap<InstanceId, NodeId>,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -148,6 +151,7 @@ impl Agent {
             ready: config.ready,
             host: config.host,
             state: config.state,
+            twins: BTreeMap::new(),
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -239,7 +243,10 @@ impl Agent {
     pub(super) fn carry_out(&mut self) {
         while let Some(output) = self.node.poll_output() {
             match post::carry(&self.net, output) {
-                Some(ForShell::Publish(table)) => self.builder.build(table),
+                Some(ForShell::Publish(table)) => {
+                    self.builder.build(table);
+                    self.warn_of_twins();
+                }
                 Some(ForShell::Persist(bytes)) => self.state.write(bytes),
                 Some(ForShell::Event(event)) => self.event(event),
                 None => {}
@@ -248,13 +255,19 @@ impl Agent {
         let now = self.clock.mono();
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
-            self.metrics.observe(&self.node, &self.net);
+            self.metrics.observe(self.now(), &self.node, &self.net);
         }
     }
 
     fn event(&mut self, event: Event) {
         self.metrics.count(&event);
         match event {
+            Event::Joined { peers: 0, generation } => {
+                tracing::info!(
+                    generation,
+                    "takes part; nobody of the mesh has answered so far, seeds are asked again and again"
+                );
+            }
             Event::Joined { peers, generation } => tracing::info!(peers, generation, "joined the mesh"),
             Event::Member { node, state } => {
                 tracing::info!(%node, ?state, "member");

@@ -31,9 +31,9 @@ pub(super) struct Args {
 enum Verb {
     /// List instances: lane, version, weight, health, drain (who, when, why), and why one takes no traffic
     List(List),
-    /// Change an instance of the asked sidecar; only what is given changes
+    /// Change an instance of the asked sidecar until it restarts; only what is given changes
     Set(Set),
-    /// Announce a further instance from the asked sidecar
+    /// Announce a further instance from the asked sidecar until it restarts
     Register(Register),
     /// Withdraw an instance of the asked sidecar
     Deregister(Deregister),

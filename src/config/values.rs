@@ -108,7 +108,7 @@ pub(super) fn is_token(name: &str) -> bool {
 }
 
 /// The request id header that a subject is made of, if it is.
-pub(super) fn request_id_in(subject: &SubjectSource) -> Option<&str> {
+pub fn request_id_in(subject: &SubjectSource) -> Option<&str> {
     subject.parts.iter().find_map(|part| match part {
         SubjectPart::Header(name) if REQUEST_ID_HEADERS.contains(&name.as_str()) => Some(name.as_str()),
         _ => None,

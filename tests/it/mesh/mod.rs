@@ -7,6 +7,7 @@ mod command;
 mod instances;
 mod names;
 mod networks;
+mod orders;
 mod reload;
 mod restart;
 mod together;
