@@ -29,6 +29,7 @@ mod credit;
 mod engine;
 mod heal;
 mod lives;
+mod losses;
 mod refute;
 mod roster;
 mod suspicion;
@@ -50,9 +51,9 @@ pub use action::Action;
 pub use config::MembershipConfig;
 
 use self::{
-    confirm::Confirms,
+    confirm::{Confirms, Why},
     engine::{Effects, Engine, Peer, Probe, ProbePacket},
-    heal::Losses,
+    losses::Losses,
     refute::Refutation,
     roster::{ME, Roster, Slot},
     timers::{Timer, Timers},
@@ -298,6 +299,7 @@ impl Membership {
                 Timer::Heal => self.heal(now),
                 Timer::Refute => self.refute_pending(now, trust),
                 Timer::Mass => self.count_losses(now),
+                Timer::Bulk => self.tell_in_bulk(),
             }
         }
     }
@@ -396,7 +398,7 @@ impl Membership {
         if let Some(peer) = missed
             && self.roster.find(peer.slot).is_some_and(|member| member.generation == peer.generation)
         {
-            self.confirm(now, peer.slot, false);
+            self.confirm(now, peer.slot, Why::Missed);
         }
     }
 
