@@ -134,7 +134,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
         Do::Lie => step,
         Do::Drain => step,
         Do::Join => Step { t, act: Act(kind), count: Some(1), ..Step::default() },
-        Do::Start | Do::Churn | Do::Squat => return None,
+        Do::Start | Do::Churn | Do::Squat | Do::Slow => return None,
     })
 }
 

@@ -13,7 +13,7 @@ use super::{
     forward::{Refusal, reads_whole, reason_of, refusal},
     grpc,
     h2_pool::{malformed, unprocessed},
-    headers::{self, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
+    headers::{self, X_ATTEMPT, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
     pool::{Carrier, ConnectFault, Lease},
     view::{Prepared, Service},
     worker::Worker,
@@ -102,7 +102,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// One try. An error ends the request: it is the client's doing, or no other instance would do better.
-    pub(super) async fn attempt(&mut self, at: u16, until: Mono, fresh: bool) -> Result<Tried, Refusal> {
+    pub(super) async fn attempt(&mut self, at: u16, number: u8, until: Mono, fresh: bool) -> Result<Tried, Refusal> {
         if let Some(reason) = self.failed.take() {
             self.worker.metrics.retried(self.service.name.as_str(), reason);
         }
@@ -114,7 +114,8 @@ impl<'a> Exchange<'a> {
         };
         let reused = carrier.reused();
         let prepared = self.service.prepared(&self.flight.view, at, &self.worker.metrics);
-        let (request, progress) = self.request(prepared.as_deref(), matches!(carrier, Carrier::Http2(_)))?;
+        let http2 = matches!(carrier, Carrier::Http2(_));
+        let (request, progress) = self.request(prepared.as_deref(), number, http2)?;
         let mut lease = Lease::new(self.worker.pool.clone(), entry, carrier);
         let waited = match &mut lease.carrier {
             Carrier::Http1(link) => {
@@ -190,6 +191,7 @@ impl<'a> Exchange<'a> {
     fn request(
         &mut self,
         prepared: Option<&Prepared>,
+        number: u8,
         http2: bool,
     ) -> Result<(Request<RequestBody>, Option<Rc<Progress>>), Refusal> {
         let repeatable = self.repeatable() || http2;
@@ -204,6 +206,7 @@ impl<'a> Exchange<'a> {
             headers.insert(X_LANE, prepared.lane.clone());
             headers.insert(X_VERSION, prepared.version.clone());
         }
+        headers.insert(X_ATTEMPT, HeaderValue::from(u16::from(number)));
         if let Some(deadline) = self.deadline {
             let left = deadline.since(self.worker.clock.mono()).as_millis();
             headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)));
@@ -320,8 +323,9 @@ impl<'a> Exchange<'a> {
         };
         let answer = Box::new(Answer { head, body, lease, instance, request });
         if retryable {
+            let status = answer.head.status.as_u16();
             self.last = Some(answer);
-            return Ok(Tried::Failed(Outcome::RetryableStatus));
+            return Ok(Tried::Failed(Outcome::RetryableStatus(status)));
         }
         Ok(Tried::Answered(answer))
     }

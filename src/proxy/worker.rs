@@ -171,6 +171,7 @@ pub fn start(
         let bound = bind_all(*wanted, &format!("port of service `{service}`"), dedicated, &mut listeners)?;
         ports.insert(service.clone(), bound);
     }
+    metrics.watch(snapshots.clone(), clock);
     let dropped = metrics.access_log_dropped.clone();
     let (access, sink) = AccessLogger::start(&config.access_log, dropped).map_err(StartFault::AccessLog)?;
     let own = config.own.iter().copied().chain([addr]).chain(ports.values().copied()).collect();
