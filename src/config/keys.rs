@@ -177,6 +177,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431, or 414 where the request line alone is larger (of which no more than 65500 bytes are ever taken).";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
         "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
+        "h2_max_streams" Whole(1, 10_000), Is("256"),
+            "Most requests at a time on one HTTP/2 connection of a client; its library waits with further ones. Each may have \
+             64 KiB under way that no instance has taken.";
         "max_retries" Whole(0, 10), Is("2"),
             "Most retries of a safe request after something of it was sent. Refused connections do not count: nothing was sent.";
         "subject" Texts, Is("header:x-user-id"),
@@ -188,13 +191,17 @@ pub(super) const KEYS: &[Key] = keys! {
         "per_try" Span(ms(10), s(3_600)), Unset("5s", "a third of total, at most 5s"),
             "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
-        "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
+        "idle" Span(ms(100), s(86_400)), Is("60s"),
+            "Silence on a body (or, both ways, on a gRPC stream) or on a kept-open client connection.";
         "tunnel_idle" Span(ms(100), s(604_800)), Is("1h"),
             "Silence both ways in a tunnel (WebSocket and other upgrades, CONNECT, TCP ports). Once one side has finished sending, \
              `idle` holds where it is shorter.";
         "pool_idle" Span(ms(0), s(3_600)), Is("3s"),
-            "How long an unused connection to an instance is kept. Applications close idle connections too (many after 5s), and \
+            "How long an unused HTTP/1.1 connection to an instance is kept. Applications close idle connections too (many after 5s), and \
              a request that meets the close has to be sent again: stay below theirs.";
+        "h2_ping" Span(s(1), s(3_600)), Is("310s"),
+            "Silence on an HTTP/2 connection to an instance, with requests under way, after which it has to answer a PING. gRPC \
+             servers close connections that ping more often than every five minutes, unless told otherwise.";
         "head" Span(ms(100), s(600)), Is("10s"), "A request head, from its first byte to its last.";
     }
     "routing": {

@@ -2,6 +2,11 @@
 
 mod breakers;
 mod failover;
+mod grpc;
+mod h2;
+mod h2_clients;
+mod h2_limits;
+mod h2_upstream;
 mod limits;
 mod observe;
 mod upgrade;
