@@ -189,7 +189,7 @@ impl Attempts {
             repeatable,
             max_retries: config.max_retries,
             // What is never repeated leaves no time for others.
-            per_try: if repeatable { config.per_try.min(config.total / 3) } else { config.per_try },
+            per_try: config.per_try.min(if repeatable { config.total / 3 } else { config.total }),
             patience: config.per_try.min(LONG_ENOUGH),
             deadline: now + config.total,
             tries: 0,
