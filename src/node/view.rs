@@ -120,9 +120,9 @@ impl View {
             .filter(|entry| !entry.record.removed)
             .filter_map(|entry| self.candidate(now, me, entry.record.clone(), catalog, membership))
             .collect();
-        instances.sort_by(|a, b| {
-            let key = |c: &'_ Candidate| (c.record.service.clone(), c.record.id.clone(), c.record.owner.clone());
-            key(a).cmp(&key(b))
+        instances.sort_unstable_by(|a, b| {
+            let (a, b) = (&a.record, &b.record);
+            (&a.service, &a.id, &a.owner).cmp(&(&b.service, &b.id, &b.owner))
         });
         self.flaps.retain(|(owner, id), _| catalog.instance(owner, id).is_some());
         let policies = catalog.policies().map(|entry| (entry.policy.service.clone(), entry.policy.clone())).collect();
