@@ -3,7 +3,8 @@
 //! Order: the policy gives the lane (none: `stable`); an empty lane falls back or fails by the policy's rule for empty lanes;
 //! the key's place on the lane's ring gives the failover order; the first candidate in it that local state does not speak
 //! against is chosen. If local state speaks against all of them, the first that is coming back takes the request, and where
-//! there is none, the ring's owner is used as it is (panic): a candidate that may answer is better than none.
+//! there is none, the ring's owner is used as it is (panic): a candidate that may answer is better than none. A lane other than
+//! `stable` is left for `stable` before that, where its rule for empty lanes says so.
 //!
 //! The words of a decision are in `explain`; what happens after it is in `attempts`.
 
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{InstanceEntry, LaneView, Look, MethodClass, ServiceView, Snapshot, admission_hash, key_hash};
 use crate::{
-    config::Routing,
+    config::{Balance, Routing},
     lanes::{Entry, LaneDecision},
     types::{EmptyLane, EmptyLaneRule, MemberState, Mono},
 };
@@ -97,6 +98,10 @@ pub enum FallbackReason {
     Unhealthy,
     /// It has some, all draining or at weight 0.
     Draining,
+    /// It has candidates, and local state speaks against all of them.
+    Sick,
+    /// It has candidates that come back after it had none, and this key is not among theirs yet.
+    Returning,
 }
 
 impl FallbackReason {
@@ -106,6 +111,8 @@ impl FallbackReason {
             Self::Absent => "absent",
             Self::Unhealthy => "unhealthy",
             Self::Draining => "draining",
+            Self::Sick => "sick",
+            Self::Returning => "returning",
         }
     }
 }
@@ -148,7 +155,13 @@ impl Decision {
 pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>, now: Mono) -> Decision {
     let lane = decide_lane(service, request);
     let key = request.route_key.filter(|key| !key.is_empty());
-    let key_hash = match key.or(request.subject.filter(|subject| !subject.is_empty())) {
+    let key = key.or(request.subject.filter(|subject| !subject.is_empty()));
+    let by_load = match service.rules.balance {
+        Balance::Ring => false,
+        Balance::KeylessLeastLoaded => key.is_none(),
+        Balance::LeastLoaded => true,
+    };
+    let key_hash = match key.filter(|_| !by_load) {
         Some(key) => key_hash(key.as_bytes()),
         None => key_hash(&request.random.to_le_bytes()),
     };
@@ -163,15 +176,57 @@ pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>,
         snapshot: snapshot.version,
     };
     let decided = service.decided_index(lane.lane);
-    decision.fallback = service.lanes[usize::from(decided)].empty;
-    decision.served = match decision.fallback {
-        None => Some(decided),
-        Some(_) => fallback(service, decided, request.method),
-    };
-    if let Some(served) = decision.served {
-        walk(service, &service.lanes[usize::from(served)], request.method, now, &mut decision);
+    let lane = &service.lanes[usize::from(decided)];
+    decision.fallback = lane.empty;
+    if lane.empty.is_some() {
+        decision.served = fallback(service, decided, request.method);
+        if let Some(served) = decision.served {
+            walk(service, &service.lanes[usize::from(served)], request.method, now, &mut decision);
+        }
+        return decision;
+    }
+    decision.served = Some(decided);
+    if walk(service, lane, request.method, now, &mut decision) == Found::LastResort {
+        leave(service, decided, request.method, now, &mut decision);
+    }
+    if by_load {
+        lighter(service, request, now, &mut decision);
     }
     decision
+}
+
+/// Of the chosen candidate and one of another place on the ring, the one with fewer requests in flight for its weight ("the power
+/// of two choices", Mitzenmacher 2001). Where it leaves the lane, what was chosen stands.
+fn lighter(service: &ServiceView, request: &Request<'_>, now: Mono, decision: &mut Decision) {
+    let Some(lane) = decision.served_lane(service).filter(|_| !decision.panic && decision.fallback.is_none()) else { return };
+    let key_hash = key_hash(&request.random.rotate_left(32).wrapping_add(1).to_le_bytes());
+    let mut other = Decision { key_hash, skipped: SkippedList::default(), ..*decision };
+    if walk(service, lane, request.method, now, &mut other) != Found::Well {
+        return;
+    }
+    let load = |decision: &Decision| {
+        let entry = decision.target(service).map(|entry| (entry.cell.in_flight(), entry.record.weight));
+        entry.unwrap_or((u32::MAX, 1))
+    };
+    let ((here, here_weight), (there, there_weight)) = (load(decision), load(&other));
+    if u64::from(there) * u64::from(here_weight) < u64::from(here) * u64::from(there_weight) {
+        *decision = other;
+    }
+}
+
+/// Nobody in the decided lane is well. Where its rule for empty lanes allows it, and somebody in the lane in its place is, the
+/// request is served there. `stable` is never left for this: its floor keeps half of it in use.
+#[cold]
+fn leave(service: &ServiceView, decided: u16, method: MethodClass, now: Mono, decision: &mut Decision) {
+    if !service.may_be_left(&service.lanes[usize::from(decided)].name) {
+        return;
+    }
+    let Some(other) = fallback(service, decided, method) else { return };
+    let why = if decision.panic { FallbackReason::Sick } else { FallbackReason::Returning };
+    let mut there = Decision { served: Some(other), fallback: Some(why), panic: false, ..*decision };
+    if walk(service, &service.lanes[usize::from(other)], method, now, &mut there) == Found::Well {
+        *decision = there;
+    }
 }
 
 /// Who asks about a candidate.
@@ -238,7 +293,7 @@ fn fallback(service: &ServiceView, decided: u16, method: MethodClass) -> Option<
     let policy = service.policy.as_ref().map(|compiled| &compiled.policy);
     let rule = policy.map_or_else(EmptyLaneRule::default, |policy| policy.empty);
     let by_method = if method == MethodClass::Safe { rule.safe } else { rule.unsafe_methods };
-    if by_method == EmptyLane::Fail {
+    if by_method == EmptyLane::Fail || !leaves_for(service, decided) {
         return None;
     }
     let (stable, others) = service.lane_of.split_first()?;
@@ -250,15 +305,35 @@ fn fallback(service: &ServiceView, decided: u16, method: MethodClass) -> Option<
         .find(|lane| *lane != decided && service.lanes[usize::from(*lane)].empty.is_none())
 }
 
+/// Whom a walk found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// A candidate that nothing speaks against.
+    Well,
+    /// One that something speaks against, for want of another; or none at all.
+    LastResort,
+}
+
+/// Whether this sidecar's rules have requests leave a lane for what it is short of.
+fn leaves_for(service: &ServiceView, lane: u16) -> bool {
+    let on = &service.rules.fallback;
+    match service.lanes[usize::from(lane)].empty {
+        Some(FallbackReason::Absent) => on.absent,
+        Some(FallbackReason::Unhealthy) => on.unhealthy,
+        Some(FallbackReason::Draining) => on.draining,
+        Some(FallbackReason::Sick | FallbackReason::Returning) | None => on.sick,
+    }
+}
+
 #[inline]
-fn walk(service: &ServiceView, lane: &LaneView, method: MethodClass, now: Mono, decision: &mut Decision) {
+fn walk(service: &ServiceView, lane: &LaneView, method: MethodClass, now: Mono, decision: &mut Decision) -> Found {
     let may_try = if method == MethodClass::Other { MayTry::Overdue } else { MayTry::Yes };
     let mut asking = Asking { key_hash: decision.key_hash, may_try, now };
     let mut coming_back = None;
     for instance in lane.order(decision.key_hash) {
         let Some(why) = skip_reason(&service.instances[usize::from(instance)], &service.rules, asking) else {
             decision.instance = Some(instance);
-            return;
+            return Found::Well;
         };
         decision.skipped.push(Skipped { instance, why });
         if matches!(why, SkipReason::Ramping | SkipReason::SlowStart) {
@@ -269,6 +344,7 @@ fn walk(service: &ServiceView, lane: &LaneView, method: MethodClass, now: Mono, 
     }
     decision.instance = coming_back.or_else(|| lane.order(decision.key_hash).next());
     decision.panic = decision.instance.is_some() && coming_back.is_none();
+    Found::LastResort
 }
 
 /// Skipped candidates that a decision names; more are counted.
@@ -463,6 +539,45 @@ mod tests {
         assert_eq!(fallback_of(&full_canary, &post("u")), (Some("canary".into()), None));
     }
 
+    /// C87, all breakers of canary open: its users are served by stable while the rule lets them, and come back one by one.
+    #[test]
+    fn a_sick_lane_is_left_for_stable_and_comes_back_little_by_little() {
+        let snapshot = built(&with_policy(fleet(3, 2), policy(10_000)));
+        let service = snapshot.service("orders").unwrap();
+        let of = |request: &Request<'_>, now| {
+            let decision = choose(&snapshot, service, request, now);
+            (decision.served_lane(service).unwrap().name.to_string(), decision.fallback)
+        };
+        let (canary, stable) = ("canary".to_owned(), "stable".to_owned());
+        refuse(&snapshot, "c0");
+        assert!(users(100).all(|user| of(&get(&user), NOW) == (canary.clone(), None)), "one is left");
+        refuse(&snapshot, "c1");
+        assert!(users(100).all(|user| of(&get(&user), NOW) == (stable.clone(), Some(FallbackReason::Sick))));
+        assert!(users(100).all(|user| of(&post(&user), NOW) == (canary.clone(), None)), "the rule says no: used as it is");
+        for entry in service.instances.iter().filter(|entry| entry.record.lane.as_str() == "canary") {
+            entry.cell.start_slowly(NOW);
+        }
+        let mut before = 0;
+        for second in 0..=10 {
+            let now = NOW + std::time::Duration::from_secs(second);
+            let home = users(500).filter(|user| of(&get(user), now) == (canary.clone(), None)).count();
+            let away = users(500).filter(|user| of(&get(user), now).1 == Some(FallbackReason::Returning)).count();
+            assert!(home >= before && home + away == 500, "{home} and {away} after {second} s");
+            before = home;
+        }
+        assert_eq!(before, 500);
+    }
+
+    #[test]
+    fn a_lane_is_not_left_for_one_that_is_sick_too() {
+        let snapshot = built(&with_policy(fleet(1, 1), policy(10_000)));
+        let service = snapshot.service("orders").unwrap();
+        refuse(&snapshot, "a0");
+        refuse(&snapshot, "c0");
+        let decision = choose(&snapshot, service, &get("u"), NOW);
+        assert_eq!((decision.fallback, decision.panic), (None, true));
+    }
+
     #[test]
     fn stable_falls_to_others_only_when_the_policy_says_so_and_is_not_off() {
         let mut set = policy(0);
@@ -485,6 +600,28 @@ mod tests {
         let random = |random| Request { subject: None, random, ..get("") };
         let spread: std::collections::BTreeSet<_> = (0..500).map(|n| chosen(&snapshot, &random(n))).collect();
         assert_eq!(spread.len(), 20, "small numbers reach every instance");
+    }
+
+    #[test]
+    fn the_lighter_of_two_takes_what_has_no_key() {
+        let by = |balance| {
+            let rules = crate::routing::Rules::new(0, Routing { balance, ..Routing::default() }.into(), &BTreeMap::new());
+            crate::routing::Builder::with(locality(), rules).build(&fleet(10, 0), NOW).0
+        };
+        let spread = |snapshot: &Snapshot, subject: &str| {
+            let service = snapshot.service("orders").unwrap();
+            let mut guards = Vec::new();
+            for random in 0..1_000_u64 {
+                let random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let decision = choose(snapshot, service, &Request { random, ..get(subject) }, NOW);
+                guards.push(decision.target(service).unwrap().cell.enter());
+            }
+            service.instances.iter().map(|entry| entry.cell.in_flight()).max().unwrap()
+        };
+        assert!(spread(&by(Balance::KeylessLeastLoaded), "") <= 110, "of a mean of 100");
+        assert!(spread(&by(Balance::LeastLoaded), "ann") <= 110);
+        assert!(spread(&by(Balance::Ring), "") > 110, "the ring is less even");
+        assert_eq!(spread(&by(Balance::KeylessLeastLoaded), "ann"), 1_000, "a key keeps its place");
     }
 
     #[test]

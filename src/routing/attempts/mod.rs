@@ -22,7 +22,7 @@ use super::{
     Decision, LaneView, ServiceView, Ticket,
     choose::{Asking, MayTry, skip_reason},
     floor,
-    ring::Cursor,
+    near::Place,
 };
 use crate::{config::Counts, types::Mono};
 
@@ -93,6 +93,8 @@ pub enum Step {
 pub enum GiveUp {
     /// No candidate in the lane, and the empty-lane rule says fail (or stable is empty too).
     NoInstance,
+    /// It would have left its lane, but too many do in this second.
+    FallbackLimit,
     /// Every candidate refused its connection.
     AllRefused,
     /// It may have been processed, and its method must not be repeated, or retries are used up.
@@ -110,6 +112,7 @@ impl GiveUp {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NoInstance => "no_instance",
+            Self::FallbackLimit => "fallback_limit",
             Self::AllRefused => "all_refused",
             Self::UpstreamReset => "upstream_reset",
             Self::UpstreamTimeout => "upstream_timeout",
@@ -125,6 +128,8 @@ pub struct Attempts {
     key_hash: u64,
     lane: u16,
     panic: bool,
+    /// It has left its lane.
+    crossed: bool,
     repeatable: bool,
     max_retries: u8,
     per_try: Duration,
@@ -167,7 +172,7 @@ enum State {
 /// Progress through the failover order.
 #[derive(Debug, Clone)]
 struct Walk {
-    cursor: Cursor,
+    place: Place,
     /// First lap: those that nothing speaks against. Second lap: the rest.
     second_lap: bool,
     /// One bit per instance of the service.
@@ -185,6 +190,7 @@ impl Attempts {
             key_hash: decision.key_hash,
             lane: decision.served.unwrap_or(0),
             panic: decision.panic,
+            crossed: decision.fallback.is_some(),
             repeatable: replayable && class != MethodClass::Other,
             max_retries: config.max_retries,
             per_try: config.per_try.min(config.total / 3),
@@ -207,6 +213,9 @@ impl Attempts {
                 State::Trying { instance, until, fresh } => return Step::Try { instance, until, fresh },
                 _ if now >= self.deadline => self.state = State::Over(GiveUp::Deadline),
                 State::Waiting { until, .. } if now < until => return Step::Wait(until),
+                State::Ready { .. } if self.tries == 0 && !self.begins(service, now) => {
+                    self.state = State::Over(GiveUp::FallbackLimit);
+                }
                 State::Waiting { instance, .. } => {
                     self.ticket = Some(service.instances[usize::from(instance)].cell.force());
                     self.start(instance, false, now);
@@ -217,9 +226,6 @@ impl Attempts {
                         self.ticket = if checked { cell.admit(now, &service.rules) } else { Some(cell.force()) };
                     }
                     if self.ticket.is_some() {
-                        if self.tries == 0 {
-                            service.state.budget.request(now);
-                        }
                         self.start(instance, fresh, now);
                     } else {
                         // Another request took the place of the one that tries it since the decision. It stays untried.
@@ -283,6 +289,16 @@ impl Attempts {
     /// Tries after the first, whatever ended it; the fresh connection after a stale one is not another try.
     pub fn retries(&self) -> u8 {
         self.tries.saturating_sub(1)
+    }
+
+    /// Counts the request where its service's limits are kept; false when it must not begin.
+    fn begins(&mut self, service: &ServiceView, now: Mono) -> bool {
+        let most = service.rules.fallback.per_second.filter(|_| std::mem::take(&mut self.crossed));
+        let allowed = most.is_none_or(|most| service.state.fallbacks.allows(now, most));
+        if allowed {
+            service.state.budget.request(now);
+        }
+        allowed
     }
 
     /// Number of the present try, from 1.
@@ -351,14 +367,13 @@ impl Attempts {
         let asking = Asking { key_hash, may_try: MayTry::No, now };
         let walk = self.walk(service);
         loop {
-            let Some(slot) = walk.cursor.next(&lane.ring) else {
+            let Some(instance) = walk.place.next(lane, key_hash) else {
                 if std::mem::replace(&mut walk.second_lap, true) {
                     return None;
                 }
-                walk.cursor = lane.ring.cursor(key_hash);
+                walk.place = Place::start(lane, key_hash);
                 continue;
             };
-            let instance = lane.members[usize::from(slot)];
             let entry = &service.instances[usize::from(instance)];
             let anyway = panic || walk.second_lap;
             if !walk.was_tried(instance) && (anyway || skip_reason(entry, &service.rules, asking).is_none()) {
@@ -375,7 +390,7 @@ impl Attempts {
         let lane: &LaneView = &service.lanes[usize::from(self.lane)];
         self.walk.get_or_insert_with(|| {
             Box::new(Walk {
-                cursor: lane.ring.cursor(self.key_hash),
+                place: Place::start(lane, self.key_hash),
                 second_lap: false,
                 tried: vec![0; service.instances.len().div_ceil(64)].into(),
             })
