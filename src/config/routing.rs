@@ -75,10 +75,17 @@ impl Default for Routing {
             counts: Counts { connect: true, reset: true, timeout: true, statuses: Statuses::of(&[500, 502, 503, 504]) },
         };
         let hold = Duration::from_secs(5);
-        let fallback =
-            Fallback { absent: true, unhealthy: true, draining: true, sick: true, hold, per_second: None };
+        let fallback = Fallback { absent: true, unhealthy: true, draining: true, sick: true, hold, per_second: None };
         let slow_start = Duration::from_secs(10);
-        Self { breaker, slow_start, retry_share: 0.2, retries_per_second: 1, fallback, prefer_zone: false, balance: Balance::Ring }
+        Self {
+            breaker,
+            slow_start,
+            retry_share: 0.2,
+            retries_per_second: 1,
+            fallback,
+            prefer_zone: false,
+            balance: Balance::Ring,
+        }
     }
 }
 

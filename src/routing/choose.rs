@@ -198,7 +198,9 @@ pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>,
 /// Of the chosen candidate and one of another place on the ring, the one with fewer requests in flight for its weight ("the power
 /// of two choices", Mitzenmacher 2001). Where it leaves the lane, what was chosen stands.
 fn lighter(service: &ServiceView, request: &Request<'_>, now: Mono, decision: &mut Decision) {
-    let Some(lane) = decision.served_lane(service).filter(|_| !decision.panic && decision.fallback.is_none()) else { return };
+    let Some(lane) = decision.served_lane(service).filter(|_| !decision.panic && decision.fallback.is_none()) else {
+        return;
+    };
     let key_hash = key_hash(&request.random.rotate_left(32).wrapping_add(1).to_le_bytes());
     let mut other = Decision { key_hash, skipped: SkippedList::default(), ..*decision };
     if walk(service, lane, request.method, now, &mut other) != Found::Well {
@@ -553,7 +555,10 @@ mod tests {
         assert!(users(100).all(|user| of(&get(&user), NOW) == (canary.clone(), None)), "one is left");
         refuse(&snapshot, "c1");
         assert!(users(100).all(|user| of(&get(&user), NOW) == (stable.clone(), Some(FallbackReason::Sick))));
-        assert!(users(100).all(|user| of(&post(&user), NOW) == (canary.clone(), None)), "the rule says no: used as it is");
+        assert!(
+            users(100).all(|user| of(&post(&user), NOW) == (canary.clone(), None)),
+            "the rule says no: used as it is"
+        );
         for entry in service.instances.iter().filter(|entry| entry.record.lane.as_str() == "canary") {
             entry.cell.start_slowly(NOW);
         }
@@ -605,7 +610,8 @@ mod tests {
     #[test]
     fn the_lighter_of_two_takes_what_has_no_key() {
         let by = |balance| {
-            let rules = crate::routing::Rules::new(0, Routing { balance, ..Routing::default() }.into(), &BTreeMap::new());
+            let rules =
+                crate::routing::Rules::new(0, Routing { balance, ..Routing::default() }.into(), &BTreeMap::new());
             crate::routing::Builder::with(locality(), rules).build(&fleet(10, 0), NOW).0
         };
         let spread = |snapshot: &Snapshot, subject: &str| {

@@ -173,7 +173,8 @@ mod tests {
     use crate::{
         config::Routing,
         routing::{
-            Attempts, AttemptsConfig, Builder, CandidateTable, MethodClass, Outcome, Rules, Snapshot, Step, choose, testing::*,
+            Attempts, AttemptsConfig, Builder, CandidateTable, MethodClass, Outcome, Rules, Snapshot, Step, choose,
+            testing::*,
         },
         types::{Health, Region, Zone},
     };
@@ -201,15 +202,16 @@ mod tests {
     fn served(snapshot: &Snapshot, by: impl Fn(&crate::types::InstanceRecord) -> bool) -> BTreeSet<String> {
         let service = snapshot.service("orders").unwrap();
         let users = (0..2_000).map(|user| format!("u{user}"));
-        users
-            .filter(|user| by(&choose(snapshot, service, &get(user), NOW).target(service).unwrap().record))
-            .collect()
+        users.filter(|user| by(&choose(snapshot, service, &get(user), NOW).target(service).unwrap().record)).collect()
     }
 
     #[test]
     fn who_is_near_serves_everybody_while_there_are_enough() {
         let table = zones(&["eu-1", "eu-1", "eu-1", "eu-2", "eu-2", "eu-2"], 3);
-        assert_eq!(served(&near(&table), |record| record.zone.as_str() == "eu-1" && record.region.as_str() == "eu").len(), 2_000);
+        assert_eq!(
+            served(&near(&table), |record| record.zone.as_str() == "eu-1" && record.region.as_str() == "eu").len(),
+            2_000
+        );
         let far = served(&built(&table), |record| record.zone.as_str() != "eu-1").len();
         assert!(far > 500, "without the preference they go anywhere: {far}");
     }
@@ -218,7 +220,8 @@ mod tests {
     #[test]
     fn keys_spill_over_little_by_little_and_stay_in_the_region() {
         let mut table = zones(&["eu-1", "eu-1", "eu-1", "eu-1", "eu-2", "eu-2", "eu-2", "eu-2"], 4);
-        let own = |record: &crate::types::InstanceRecord| record.zone.as_str() == "eu-1" && record.region.as_str() == "eu";
+        let own =
+            |record: &crate::types::InstanceRecord| record.zone.as_str() == "eu-1" && record.region.as_str() == "eu";
         let mut before = served(&near(&table), own);
         for (gone, expected) in [(0, 2_000.0), (1, 1_400.0), (2, 700.0), (3, 0.0)] {
             edit(&mut table, &format!("a{gone}"), |record| record.health = Health::Critical);

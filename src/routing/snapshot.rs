@@ -14,7 +14,10 @@ use super::{FallbackReason, InstanceCell, Near, Ring, ServiceState};
 use crate::{
     config::Routing,
     lanes::{CompiledPolicy, LaneDecision},
-    types::{EmptyLane, EmptyLaneRule, Env, InstanceRecord, Lane, MemberState, Mono, PolicyVersion, Region, ServiceName, Zone},
+    types::{
+        EmptyLane, EmptyLaneRule, Env, InstanceRecord, Lane, MemberState, Mono, PolicyVersion, Region, ServiceName,
+        Zone,
+    },
 };
 
 /// Where this sidecar stands.

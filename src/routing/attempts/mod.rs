@@ -130,6 +130,8 @@ pub struct Attempts {
     panic: bool,
     /// It has left its lane.
     crossed: bool,
+    /// It is counted.
+    begun: bool,
     repeatable: bool,
     max_retries: u8,
     per_try: Duration,
@@ -191,6 +193,7 @@ impl Attempts {
             lane: decision.served.unwrap_or(0),
             panic: decision.panic,
             crossed: decision.fallback.is_some(),
+            begun: false,
             repeatable: replayable && class != MethodClass::Other,
             max_retries: config.max_retries,
             per_try: config.per_try.min(config.total / 3),
@@ -213,13 +216,11 @@ impl Attempts {
                 State::Trying { instance, until, fresh } => return Step::Try { instance, until, fresh },
                 _ if now >= self.deadline => self.state = State::Over(GiveUp::Deadline),
                 State::Waiting { until, .. } if now < until => return Step::Wait(until),
-                State::Ready { .. } if self.tries == 0 && !self.begins(service, now) => {
-                    self.state = State::Over(GiveUp::FallbackLimit);
-                }
                 State::Waiting { instance, .. } => {
                     self.ticket = Some(service.instances[usize::from(instance)].cell.force());
                     self.start(instance, false, now);
                 }
+                State::Ready { .. } if !self.begun => self.begin(service, now),
                 State::Ready { instance, fresh, checked } => {
                     if self.ticket.is_none() {
                         let cell = &service.instances[usize::from(instance)].cell;
@@ -291,14 +292,15 @@ impl Attempts {
         self.tries.saturating_sub(1)
     }
 
-    /// Counts the request where its service's limits are kept; false when it must not begin.
-    fn begins(&mut self, service: &ServiceView, now: Mono) -> bool {
-        let most = service.rules.fallback.per_second.filter(|_| std::mem::take(&mut self.crossed));
-        let allowed = most.is_none_or(|most| service.state.fallbacks.allows(now, most));
-        if allowed {
+    /// Counts the request where its service's limits are kept; over when it must not begin.
+    fn begin(&mut self, service: &ServiceView, now: Mono) {
+        self.begun = true;
+        let most = service.rules.fallback.per_second.filter(|_| self.crossed);
+        if most.is_none_or(|most| service.state.fallbacks.allows(now, most)) {
             service.state.budget.request(now);
+        } else {
+            self.state = State::Over(GiveUp::FallbackLimit);
         }
-        allowed
     }
 
     /// Number of the present try, from 1.

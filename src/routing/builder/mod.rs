@@ -16,8 +16,8 @@ use std::{
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Locality, MAX_MEMBERS, Member, Near, Ring,
-    RingFault, Rules, ServiceState, ServiceView, Snapshot, key_hash,
+    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Locality, MAX_MEMBERS, Member, Near,
+    Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, key_hash,
     near::{self, Range},
 };
 use crate::{
