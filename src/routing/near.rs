@@ -6,6 +6,8 @@
 //! stay is told by a hash of the key alone, so that kept sets are nested: a key leaves once and comes back once. All of it follows
 //! from gossiped facts, so that sidecars of one zone agree.
 //!
+//! The ring of the region holds the own zone too, so that some of those who begin there still stay at home.
+//!
 //! Failover goes on from there: the rest of the own zone, the region, the lane; nobody twice. Environments are other rings.
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -223,12 +225,13 @@ mod tests {
         let own =
             |record: &crate::types::InstanceRecord| record.zone.as_str() == "eu-1" && record.region.as_str() == "eu";
         let mut before = served(&near(&table), own);
-        for (gone, expected) in [(0, 2_000.0), (1, 1_400.0), (2, 700.0), (3, 0.0)] {
+        for (gone, expected) in [(0, 2_000.0), (1, 1_600.0), (2, 960.0), (3, 0.0)] {
             edit(&mut table, &format!("a{gone}"), |record| record.health = Health::Critical);
             let snapshot = near(&table);
             let now = served(&snapshot, own);
-            // Three zones of four known instances each, 1.4 times over.
-            assert!((now.len() as f64 - expected).abs() < 90.0, "{} stay with {} gone", now.len(), gone + 1);
+            // Three zones of four known instances each, 1.4 times over: with two gone 70 % begin at home, and of the rest those whom
+            // the region's ring sends to one of the two that are left of six.
+            assert!((now.len() as f64 - expected).abs() < 150.0, "{} stay with {} gone", now.len(), gone + 1);
             assert!(now.is_subset(&before));
             let abroad = served(&snapshot, |record| record.region.as_str() == "us").len();
             assert!(abroad == 0 || gone == 3, "with three gone the region still has enough");

@@ -24,7 +24,7 @@ pub(super) struct Rate(AtomicU64);
 impl Rate {
     /// Counts one more, unless there were `most` in this second already.
     pub(super) fn allows(&self, now: Mono, most: u32) -> bool {
-        let second = now.millis() / 1_000 & 0xffff_ffff;
+        let second = (now.millis() / 1_000) & 0xffff_ffff;
         let count = |word: u64| {
             let so_far = if word >> 32 == second { word & 0xffff_ffff } else { 0 };
             (so_far < u64::from(most)).then_some(second << 32 | (so_far + 1))
