@@ -9,7 +9,7 @@ use prometheus_client::{
 
 use crate::{
     net::{Net, NetStats},
-    node::{Counters, Event, Node},
+    node::{Counters, Event, Node, Now},
     routing::Snapshot,
     telemetry::Metrics,
     types::MemberState,
@@ -36,8 +36,12 @@ pub struct MeshMetrics {
     members: Family<State, Gauge>,
     instances: Gauge,
     health: Gauge,
+    mass_loss: Gauge,
+    sweeps: Counter,
     backlog: Gauge,
     connections: Gauge,
+    silence: Gauge<f64, AtomicU64>,
+    clock_ahead: Gauge<f64, AtomicU64>,
     snapshot: Gauge,
     snapshot_age: Gauge<f64, AtomicU64>,
     moved: Gauge,
@@ -75,6 +79,11 @@ impl MeshMetrics {
         let snapshot_age = Gauge::<f64, AtomicU64>::default();
         let help = "Age of the routing snapshot in force; old is well while nothing changes";
         metrics.register("snapshot_age_seconds", help, snapshot_age.clone());
+        let [silence, clock_ahead] = [(); 2].map(|()| Gauge::<f64, AtomicU64>::default());
+        let help = "Time since any peer was heard of; 0 while none is known. A view that nobody refreshes is old";
+        metrics.register("peer_silence_seconds", help, silence.clone());
+        let help = "How far this node's clock is ahead of the middle of its peers' (negative: behind)";
+        metrics.register("clock_ahead_seconds", help, clock_ahead.clone());
         let gauge = |name, help| metrics.register_gauge(name, help);
         let counter = |name, help| metrics.register_counter(name, help);
         Self {
@@ -83,12 +92,16 @@ impl MeshMetrics {
             bytes,
             dropped,
             snapshot_age,
+            silence,
+            clock_ahead,
             dials: counter("peer_dials", "Connections to peers begun"),
             dials_failed: counter("peer_dials_failed", "Dials that led to no connection"),
             evicted: counter("peer_connections_evicted", "Connections closed to keep the pool within its limit"),
             instances: gauge("instances", "Instance records held, withdrawn ones left out"),
             policies: gauge("policies", "Lane policies held"),
             health: gauge("health_score", "Local health score: 0 is well, higher waits longer before it accuses"),
+            mass_loss: gauge("mass_loss", "1 while so many members are gone that this node may be cut off"),
+            sweeps: counter("member_sweeps", "Times that all members were asked at once, since several had just gone"),
             backlog: gauge("gossip_backlog", "Statements waiting to be spread"),
             connections: gauge("peer_connections", "Open QUIC connections to peers"),
             snapshot: gauge("snapshot_version", "Version of the routing snapshot in force"),
@@ -117,21 +130,17 @@ impl MeshMetrics {
             Event::Member { state, .. } => {
                 self.changes.get_or_create(&State { state: word(*state) }).inc();
             }
-            Event::Refused { .. } => {
-                self.refused.inc();
-            }
-            Event::Malformed { .. } => {
-                self.malformed.inc();
-            }
             Event::NameClaimed { .. } => {
                 self.name_claims.inc();
             }
+            // These are told once a minute; what is counted is in the node's own counters.
+            Event::Refused { .. } | Event::Malformed { .. } => {}
             Event::Joined { .. } | Event::NameTaken { .. } | Event::Report(_) => {}
         }
     }
 
     /// Takes the present numbers; called about once a second.
-    pub fn observe(&self, node: &Node, net: &Net) {
+    pub fn observe(&self, now: Now, node: &Node, net: &Net) {
         let mut by_state =
             [MemberState::Alive, MemberState::Doubtful, MemberState::Down, MemberState::Left].map(|s| (s, 0));
         for (id, entry) in node.catalog().members() {
@@ -148,10 +157,18 @@ impl MeshMetrics {
         let held = node.catalog().instances().filter(|entry| !entry.record.removed).count();
         self.instances.set(held as i64);
         self.policies.set(node.catalog().policies().count() as i64);
+        let silence = node.membership().last_heard().map(|heard| now.mono.since(heard));
+        self.silence.set(silence.unwrap_or_default().as_secs_f64());
+        self.clock_ahead.set(node.clock_ahead(now).unwrap_or(0) as f64 / 1000.0);
         self.health.set(i64::from(node.membership().health_score()));
+        self.mass_loss.set(i64::from(node.membership().mass_loss()));
+        raise(&self.sweeps, node.membership().sweeps());
         self.backlog.set(node.gossip_backlog() as i64);
         self.connections.set(net.connections() as i64);
-        let Counters { syncs_opened, syncs_answered, publications, .. } = node.counters();
+        let Counters { syncs_opened, syncs_answered, publications, statements_refused, malformed, .. } =
+            node.counters();
+        raise(&self.refused, statements_refused);
+        raise(&self.malformed, malformed);
         self.observe_net(net.stats());
         raise(&self.syncs_opened, syncs_opened);
         raise(&self.syncs_answered, syncs_answered);

@@ -9,6 +9,7 @@ mod checks;
 pub(crate) mod fake;
 mod handle;
 mod metrics;
+mod post;
 mod run;
 mod seeds;
 mod state;
@@ -16,6 +17,7 @@ mod views;
 
 pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo};
 pub use metrics::MeshMetrics;
+pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};
 pub use state::{StateDir, StateError};
 

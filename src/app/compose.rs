@@ -76,6 +76,9 @@ pub async fn start(config: Config) -> Result<Sidecar> {
 
     let metrics = Arc::new(Metrics::new());
     let mesh_metrics = Arc::new(MeshMetrics::register(&metrics));
+    let help = "When this sidecar's certificate ends, in seconds since 1970; then every peer refuses it";
+    let expiry = metrics.register_gauge("certificate_expiry_timestamp_seconds", help);
+    expiry.set(i64::try_from(identity.facts().not_after.0 / 1000).unwrap_or(i64::MAX));
     let ready = Arc::new(Ready::default());
     let node_config = NodeConfig {
         node: node_id.clone(),

@@ -7,12 +7,16 @@ mod boot;
 mod faults;
 mod lies;
 mod oracle;
+mod real;
 mod traffic;
 mod wire;
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
-use lanemesh::types::{NodeId, ServiceName};
+use lanemesh::{
+    node::{Node, Now},
+    types::{InstanceId, NodeId, ServiceName},
+};
 use rustc_hash::FxHashMap;
 
 pub use self::{
@@ -25,9 +29,11 @@ use crate::{
     conns::Conns,
     host::Host,
     invariants::{Findings, Invariant},
+    level2::Level2,
     links::Links,
     log::Log,
     queue::{Event, Queue, Run, SECOND, Time, seconds},
+    record::Record,
     scenario::Scenario,
     stats::Stats,
     trust::Register,
@@ -55,10 +61,14 @@ pub struct World {
     pub faults: Vec<Fault>,
     /// What is counted.
     pub stats: Stats,
+    /// What is written down for figures, if anything.
+    pub record: Option<Record>,
     /// What happened.
     pub log: Log,
     /// What is wrong.
     pub findings: Findings,
+    /// The real network, at level 2.
+    pub(crate) real: Option<Level2>,
     /// When all faults ended, once they have.
     pub calm_since: Option<Time>,
     queue: Queue,
@@ -97,8 +107,10 @@ impl World {
             register: Arc::default(),
             faults: Vec::new(),
             stats: Stats::default(),
+            record: None,
             log,
             findings: Findings::default(),
+            real: None,
             calm_since: None,
             queue: Queue::default(),
             names: FxHashMap::default(),
@@ -113,6 +125,9 @@ impl World {
             stop_at_first: false,
             scenario,
         };
+        if world.scenario.level == 2 {
+            world.make_real();
+        }
         world.plan_start();
         world
     }
@@ -131,12 +146,8 @@ impl World {
     pub fn play(&mut self, mut each_second: impl FnMut(&mut Self)) {
         let end = self.end();
         while let Some((at, event)) = self.queue.next(end) {
-            debug_assert!(at >= self.now);
-            self.now = at;
-            self.log.stamp(at, &event);
-            self.stats.events += 1;
             let sampled = matches!(event, Event::Sample);
-            self.happen(event);
+            self.step(at, event);
             if sampled {
                 each_second(self);
             }
@@ -146,6 +157,34 @@ impl World {
         }
         self.now = end;
         self.with_checks(|checks, world, found| checks.iter_mut().for_each(|check| check.end(world, found)));
+    }
+
+    /// Plays until then, and no further.
+    pub fn advance(&mut self, until: Time) {
+        while let Some((at, event)) = self.queue.next(until) {
+            self.step(at, event);
+        }
+        self.now = self.now.max(until);
+    }
+
+    fn step(&mut self, at: Time, event: Event) {
+        debug_assert!(at >= self.now);
+        self.now = at;
+        self.links.now = at;
+        self.log.stamp(at, &event);
+        self.stats.events += 1;
+        self.happen(event);
+        self.turn();
+    }
+
+    /// Has a host's operator do something to its first instance.
+    pub fn order(&mut self, host: u32, what: impl FnOnce(&mut Node, Now, &InstanceId)) {
+        let entry = &mut self.hosts[host as usize];
+        let (now, id) = (entry.now(self.now), entry.apps[0].id.clone());
+        if let Some(node) = &mut entry.node {
+            what(node, now, &id);
+            self.drain(host);
+        }
     }
 
     /// A chance of its own for whatever the parts name.
@@ -185,6 +224,10 @@ impl World {
             Event::End(step) => self.finish(step),
             Event::Part { step, part } => self.part(step, part),
             Event::Sample => self.sample(),
+            Event::Packet(packet) => self.packet(*packet),
+            Event::Due => self.due(),
+            Event::Free(run) => self.free(run),
+            Event::Gone(run) => self.gone(run),
         }
     }
 
@@ -203,14 +246,19 @@ impl World {
         if host.epoch != run.epoch || host.node.is_none() {
             return None;
         }
-        let Some(until) = host.paused.filter(|until| *until > now) else { return Some(event) };
+        let paused = host.paused.is_some_and(|until| until > now);
+        if !paused && host.busy_until <= now {
+            return Some(event);
+        }
         if matches!(event, Event::Wake(_)) {
-            // Its timer is run when it goes on.
+            // Its timer is run when it goes on, or has done what it is at.
             host.wake = None;
         } else if waits && host.inbox.len() < INBOX {
             host.inbox.push_back(event);
         }
-        debug_assert!(until > now);
+        if !paused {
+            self.plan_free(run.host);
+        }
         None
     }
 
@@ -231,7 +279,7 @@ impl World {
     }
 }
 
-/// What a socket's buffer and the agent's channel hold while a process stands still.
+/// What a socket's buffer and the agent's channel hold while a process stands still or is at work.
 const INBOX: usize = 1024;
 const SERVICES: [&str; 26] = [
     "orders", "users", "carts", "stock", "pay", "mail", "search", "media", "geo", "auth", "prices", "tax", "ship",

@@ -29,6 +29,7 @@ mod credit;
 mod engine;
 mod heal;
 mod lives;
+mod losses;
 mod refute;
 mod removal;
 mod roster;
@@ -52,9 +53,9 @@ pub use config::MembershipConfig;
 pub use removal::Removal;
 
 use self::{
-    confirm::Confirms,
+    confirm::{Confirms, Why},
     engine::{Effects, Engine, Peer, Probe, ProbePacket},
-    heal::Losses,
+    losses::Losses,
     refute::Refutation,
     roster::{ME, Roster, Slot},
     timers::{Timer, Timers},
@@ -159,6 +160,7 @@ impl Membership {
         self.roster.set_life(ME, generation, 0);
         self.refutation = Refutation::default();
         self.ping = None;
+        self.confirms.clear();
         self.timers.drop_foca();
         let me = Peer { slot: ME, generation };
         let seed = self.seed ^ ENGINE_SEED ^ generation;
@@ -299,6 +301,7 @@ impl Membership {
                 Timer::Heal => self.heal(now),
                 Timer::Refute => self.refute_pending(now, trust),
                 Timer::Mass => self.count_losses(now),
+                Timer::Bulk => self.tell_in_bulk(),
             }
         }
     }
@@ -397,7 +400,7 @@ impl Membership {
         if let Some(peer) = missed
             && self.roster.find(peer.slot).is_some_and(|member| member.generation == peer.generation)
         {
-            self.confirm(now, peer.slot, false);
+            self.confirm(now, peer.slot, Why::Missed);
         }
     }
 
@@ -488,6 +491,13 @@ type Accusers = BTreeMap<NodeId, Mono>;
 /// Worst own health score: timers are nine times as long.
 const WORST_SCORE: u32 = 8;
 /// At least this much between two exchanges that membership asks for.
+impl Membership {
+    /// When anybody was last heard of directly; `None` before the first time.
+    pub fn last_heard(&self) -> Option<Mono> {
+        self.roster.iter().filter_map(|(_, member)| member.heard).max()
+    }
+}
+
 const SYNC_GAP: Duration = Duration::from_millis(100);
 /// Keeps foca's chance apart from ours.
 const ENGINE_SEED: u64 = 0x666f_6361;
