@@ -98,6 +98,8 @@ pub struct LaneView {
     pub near: Vec<Near>,
     /// Why there is no candidate; `None` while there is one.
     pub empty: Option<FallbackReason>,
+    /// It has, or had, a candidate: to be empty is a loss, not a beginning.
+    pub(super) had_one: bool,
 }
 
 /// One service in a snapshot.

@@ -48,9 +48,10 @@ pub(super) fn follow(instances: &[InstanceEntry], last: &ServiceView, rules: &Ro
     }
 }
 
-/// Whether a lane had instances, none of them in rotation, and its users were served by `stable`.
+/// Whether a lane had lost its last candidate, and its users were served by `stable`. One whose first instance becomes ready has
+/// lost nothing: its users come at once.
 fn was_left(lane: &Lane, last: &ServiceView) -> bool {
-    let why = last.lane(lane.as_str()).and_then(|lane| lane.empty);
+    let why = last.lane(lane.as_str()).filter(|lane| lane.had_one).and_then(|lane| lane.empty);
     matches!(why, Some(FallbackReason::Unhealthy | FallbackReason::Draining)) && last.may_be_left(lane)
 }
 

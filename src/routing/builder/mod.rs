@@ -175,7 +175,8 @@ impl Builder {
             near.insert(0, Near { ring, members, share });
         }
         let empty = ring.is_empty().then(|| why_empty(&name, instances));
-        Ok(LaneView { name, ring, members, near, empty })
+        let had_one = empty.is_none() || last.is_some_and(|lane| lane.had_one);
+        Ok(LaneView { name, ring, members, near, empty, had_one })
     }
 
     /// The ring of some instances, and of every slot its index.
@@ -333,7 +334,10 @@ fn last_good(
     for name in lane_names(policy.as_deref(), []) {
         if let Err(at) = lanes.binary_search_by(|lane| lane.name.cmp(&name)) {
             let empty = Some(FallbackReason::Absent);
-            lanes.insert(at, LaneView { name, ring: nobody.clone(), members: Vec::new(), near: Vec::new(), empty });
+            lanes.insert(
+                at,
+                LaneView { name, ring: nobody.clone(), members: Vec::new(), near: Vec::new(), empty, had_one: false },
+            );
         }
     }
     view(name, instances, policy, lanes, own)
