@@ -230,6 +230,22 @@ pub(super) const KEYS: &[Key] = keys! {
             "Budget of this sidecar for retries after something was sent, as a share of the service's requests. Refused \
              connections are free: nothing was sent.";
         "retries_per_second" Whole(0, 10_000), Is("1"), "Retries allowed beyond that, for services with few requests.";
+        "fallback_on" Texts, Is("absent,unhealthy,draining,sick"),
+            "For which causes requests leave their lane, as far as the service's policy lets their methods: absent (it has no \
+             instance), unhealthy, draining (or at weight 0), sick (breakers would keep all of it away; without this cause, half of \
+             it stays in use).";
+        "fallback_hold" Span(ms(0), s(3_600)), Is("5s"),
+            "How long a lane that had nobody must hold before its users go back to it; then they do so within slow_start.";
+        "fallback_per_second" Whole(0, 4_294_967_295), Unset("200", "any number"),
+            "Most requests a second that leave their lane, so that a dead canary does not drown stable. Further ones are answered \
+             503, fallback_limit.";
+        "prefer_zone" Flag, Is("false"),
+            "Requests stay in this sidecar's zone while it has enough healthy instances for its part of the lane (what is known \
+             of the lane over the number of zones, of which 5/7 are enough), then in its region, then go anywhere. Below that, a share \
+             of the keys in proportion stays. The same user may then have another instance in another zone.";
+        "balance" Choice(&["ring", "keyless-least-loaded", "least-loaded"]), Is("ring"),
+            "Which instance of its lane a request goes to: by its key's place on the ring; the same, but without a key the one of \
+             two with fewer requests in flight from this sidecar; or always that one, for services that keep nothing of their users.";
         "slow_start" Span(ms(0), s(3_600)), Is("10s"),
             "In which an instance that is new, or back in rotation, gets its users: a tenth of them at once, the rest evenly. 0ms: \
              all at once.";

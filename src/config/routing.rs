@@ -22,6 +22,41 @@ pub struct Routing {
     pub retry_share: f64,
     /// And so many a second beyond that.
     pub retries_per_second: u32,
+    /// When requests leave their lane.
+    pub fallback: Fallback,
+    /// Own zone first, then own region (REQUIREMENTS R7).
+    pub prefer_zone: bool,
+    /// Which of its candidates a request goes to.
+    pub balance: Balance,
+}
+
+/// Which of a lane's candidates a request goes to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// By its key's place on the ring; without a key, any.
+    #[default]
+    Ring,
+    /// As `Ring`, but without a key the one of two with fewer requests in flight.
+    KeylessLeastLoaded,
+    /// Always the one of two with fewer requests in flight: for services that keep nothing of their users.
+    LeastLoaded,
+}
+
+/// When requests leave a lane that cannot serve them, as far as the service's policy lets them (REQUIREMENTS L7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fallback {
+    /// The lane has no instance.
+    pub absent: bool,
+    /// It has some, none healthy.
+    pub unhealthy: bool,
+    /// It has some, all draining or at weight 0.
+    pub draining: bool,
+    /// It has candidates, and breakers keep all of them away.
+    pub sick: bool,
+    /// How long a lane that had nobody must hold before its users go back.
+    pub hold: Duration,
+    /// Most such requests a second; `None` for any number.
+    pub per_second: Option<u32>,
 }
 
 impl Default for Routing {
@@ -39,7 +74,18 @@ impl Default for Routing {
             max_share: 0.5,
             counts: Counts { connect: true, reset: true, timeout: true, statuses: Statuses::of(&[500, 502, 503, 504]) },
         };
-        Self { breaker, slow_start: Duration::from_secs(10), retry_share: 0.2, retries_per_second: 1 }
+        let hold = Duration::from_secs(5);
+        let fallback = Fallback { absent: true, unhealthy: true, draining: true, sick: true, hold, per_second: None };
+        let slow_start = Duration::from_secs(10);
+        Self {
+            breaker,
+            slow_start,
+            retry_share: 0.2,
+            retries_per_second: 1,
+            fallback,
+            prefer_zone: false,
+            balance: Balance::Ring,
+        }
     }
 }
 
@@ -113,6 +159,16 @@ pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
     set(&mut breaker.counts, s.given(f, "breaker_counts", counts));
     set(&mut rules.retry_share, s.given(f, "retry_share", values::share));
     set(&mut rules.retries_per_second, s.given(f, "retries_per_second", |v, k| values::whole(v, k).map(small)));
+    set(&mut rules.fallback.hold, s.given(f, "fallback_hold", values::span));
+    if let Some(per_second) = s.given(f, "fallback_per_second", |v, k| values::whole(v, k).map(small)) {
+        rules.fallback.per_second = Some(per_second);
+    }
+    if let Some(on) = s.given(f, "fallback_on", fallback_on) {
+        let Fallback { hold, per_second, .. } = rules.fallback;
+        rules.fallback = Fallback { hold, per_second, ..on };
+    }
+    set(&mut rules.prefer_zone, s.given(f, "prefer_zone", values::flag));
+    set(&mut rules.balance, s.given(f, "balance", balance));
     set(&mut rules.slow_start, s.given(f, "slow_start", values::span));
     let breaker = &rules.breaker;
     if breaker.failures > breaker.of {
@@ -137,6 +193,34 @@ fn set<T>(place: &mut T, given: Option<T>) {
 /// Into the type of a field whose key's range fits it.
 fn small<T: TryFrom<u64>>(n: u64) -> T {
     T::try_from(n).unwrap_or_else(|_| unreachable!("{n} is within its key's range, which fits the field"))
+}
+
+fn balance(value: &Value, key: &Key) -> Parsed<Balance> {
+    Ok(match values::choice(value, key)? {
+        "least-loaded" => Balance::LeastLoaded,
+        "keyless-least-loaded" => Balance::KeylessLeastLoaded,
+        _ => Balance::Ring,
+    })
+}
+
+/// The causes; the rest is not read.
+fn fallback_on(value: &Value, key: &Key) -> Parsed<Fallback> {
+    let (absent, unhealthy, draining, sick) = (false, false, false, false);
+    let mut on = Fallback { absent, unhealthy, draining, sick, hold: Duration::ZERO, per_second: None };
+    for text in values::texts(value, key)? {
+        match text {
+            "absent" => on.absent = true,
+            "unhealthy" => on.unhealthy = true,
+            "draining" => on.draining = true,
+            "sick" => on.sick = true,
+            other => {
+                let shown: String = other.chars().take(40).collect();
+                let cure = "write absent, unhealthy, draining or sick";
+                return Err(Wrong::new(format!("`{shown}` is no cause"), cure));
+            }
+        }
+    }
+    Ok(on)
 }
 
 fn counts(value: &Value, key: &Key) -> Parsed<Counts> {

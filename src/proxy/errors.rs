@@ -34,6 +34,8 @@ pub enum Reason {
     UnknownService,
     /// No candidate in the lane.
     NoInstance,
+    /// No candidate in the lane, and too many requests leave it already.
+    FallbackLimit,
     /// Every candidate refused its connection; nothing was sent.
     AllRefused,
     /// The connection broke before a response came, and the request may have been processed.
@@ -79,7 +81,7 @@ const fn entry(
 
 /// In the order of [`Reason`].
 #[rustfmt::skip]
-const TABLE: [Entry; 21] = [
+const TABLE: [Entry; 22] = [
     entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
         "what the client sent is not an HTTP request",
         "send plain HTTP/1.1 or HTTP/2 to this port; TLS is not taken here"),
@@ -113,6 +115,9 @@ const TABLE: [Entry; 21] = [
     entry(Reason::NoInstance, "no_instance", 503, "destination_unavailable",
         "the lane has no instance that takes traffic",
         "see who was left out and why with `lanemesh route <service> --key <subject>`"),
+    entry(Reason::FallbackLimit, "fallback_limit", 503, "destination_unavailable",
+        "the lane has no instance that takes traffic, and as many requests as may leave it in a second have done so",
+        "see why the lane is left with `lanemesh route <service> --key <subject>`, or raise routing.fallback_per_second"),
     entry(Reason::AllRefused, "all_refused", 503, "connection_refused",
         "every instance of the lane refused its connection; nothing was sent, the request may be repeated",
         "check that the applications listen: `lanemesh instances`"),
@@ -147,8 +152,8 @@ const TABLE: [Entry; 21] = [
 
 impl Reason {
     /// All of them, in documented order.
-    pub const ALL: [Self; 21] = {
-        let mut all = [Self::BadSyntax; 21];
+    pub const ALL: [Self; 22] = {
+        let mut all = [Self::BadSyntax; 22];
         let mut at = 0;
         while at < all.len() {
             all[at] = TABLE[at].reason;
@@ -252,6 +257,7 @@ impl From<GiveUp> for Reason {
     fn from(why: GiveUp) -> Self {
         match why {
             GiveUp::NoInstance => Self::NoInstance,
+            GiveUp::FallbackLimit => Self::FallbackLimit,
             GiveUp::AllRefused => Self::AllRefused,
             // "Used up" without an answer to pass on means that the last try broke.
             GiveUp::UpstreamReset | GiveUp::RetriesUsedUp => Self::UpstreamReset,

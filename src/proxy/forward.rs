@@ -140,9 +140,9 @@ fn decide(
     if decision.lane.probe {
         worker.metrics.lane_probe(service.name.as_str());
     }
-    if let (Some(why), Some(_)) = (decision.fallback, decision.served) {
+    if let (Some(why), Some(served)) = (decision.fallback, decision.served_lane(routed)) {
         let lane = routed.decided(&decision.lane).name.as_str();
-        worker.metrics.fell_back(service.name.as_str(), lane, why.as_str());
+        worker.metrics.fell_back(service.name.as_str(), lane, served.name.as_str(), why.as_str());
     }
     // Errors are logged whatever the sample says, and nobody knows yet how this one ends.
     flight.subject = subject.as_deref().map(Box::from);

@@ -300,6 +300,8 @@ impl FallbackReason {
             Self::Absent => "no instance",
             Self::Unhealthy => "no healthy instance",
             Self::Draining => "only instances that drain or have weight 0",
+            Self::Sick => "only instances that fail",
+            Self::Returning => "only instances that are coming back, and this key is not among theirs yet",
         }
     }
 }

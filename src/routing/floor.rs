@@ -4,6 +4,8 @@
 //! never more than `breaker_max_share` of the lane is kept away: if most of a lane fails, passing over its instances one by one
 //! would only pile its load onto the last ones. Members that are doubted by the mesh count as away as well.
 //!
+//! A lane that may be left for `stable` (REQUIREMENTS L7) has no floor: its users are better off there than with its last instance.
+//!
 //! An instance that may not be kept away is used as it is; each further failure asks again.
 
 use super::{InstanceEntry, LaneView, ServiceView};
@@ -22,7 +24,11 @@ pub(super) fn most_away(candidates: usize, share: f64) -> usize {
 /// Opens the breaker of a member of `lane`, for results of that epoch, if the floor allows it.
 pub(super) fn open(service: &ServiceView, lane: &LaneView, instance: u16, epoch: u16, now: Mono) {
     let cell = &service.instances[usize::from(instance)].cell;
-    let most = most_away(lane.members.len(), service.rules.breaker.max_share);
+    let most = if service.may_be_left(&lane.name) {
+        lane.members.len()
+    } else {
+        most_away(lane.members.len(), service.rules.breaker.max_share)
+    };
     let others = || {
         let others = lane.members.iter().filter(|at| **at != instance);
         others.filter(|at| is_away(&service.instances[usize::from(**at)], now, &service.rules)).count()

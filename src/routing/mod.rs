@@ -11,6 +11,7 @@ mod cell;
 mod choose;
 mod explain;
 mod floor;
+mod near;
 mod report;
 mod ring;
 mod rules;
@@ -25,6 +26,7 @@ pub use builder::Builder;
 pub use cell::{BreakerState, InFlight, InstanceCell, Look, Ticket};
 pub use choose::{Decision, FallbackReason, Request, SkipReason, Skipped, SkippedList, choose};
 pub use explain::{ExcludedInstance, Explanation, SkippedInstance, Target};
+pub use near::{Failover, Near};
 pub use report::{InstanceShare, LaneReport, RingReport};
 pub use ring::{
     ADMISSION_SEED, KEY_SEED, MAX_MEMBERS, MAX_POINTS, Member, Order, POINTS_AT_NORMAL_WEIGHT, Ring, RingFault,

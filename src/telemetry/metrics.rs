@@ -57,7 +57,7 @@ pub struct Metrics {
     /// Access-log lines dropped because the writer could not keep up.
     pub access_log_dropped: Counter,
     retries: Family<Labels<2>, Counter>,
-    fallbacks: Family<Labels<3>, Counter>,
+    fallbacks: Family<Labels<4>, Counter>,
     errors: Family<Labels<1>, Counter>,
     lane_probes: Family<Labels<1>, Counter>,
     panics: Family<Labels<1>, Counter>,
@@ -209,9 +209,14 @@ impl Metrics {
         self.retries.get_or_create(&[("service", service.to_owned()), ("reason", reason.to_owned())]).inc();
     }
 
-    /// Counts a request that left its decided lane.
-    pub fn fell_back(&self, service: &str, lane: &str, reason: &'static str) {
-        let labels = [("service", service.to_owned()), ("lane", lane.to_owned()), ("reason", reason.to_owned())];
+    /// Counts a request that left its decided lane for another.
+    pub fn fell_back(&self, service: &str, lane: &str, served: &str, reason: &'static str) {
+        let labels = [
+            ("service", service.to_owned()),
+            ("lane", lane.to_owned()),
+            ("served", served.to_owned()),
+            ("reason", reason.to_owned()),
+        ];
         self.fallbacks.get_or_create(&labels).inc();
     }
 

@@ -22,7 +22,7 @@ use super::{
     Decision, LaneView, ServiceView, Ticket,
     choose::{Asking, MayTry, skip_reason},
     floor,
-    ring::Cursor,
+    near::Place,
 };
 use crate::{config::Counts, types::Mono};
 
@@ -93,6 +93,8 @@ pub enum Step {
 pub enum GiveUp {
     /// No candidate in the lane, and the empty-lane rule says fail (or stable is empty too).
     NoInstance,
+    /// It would have left its lane, but too many do in this second.
+    FallbackLimit,
     /// Every candidate refused its connection.
     AllRefused,
     /// It may have been processed, and its method must not be repeated, or retries are used up.
@@ -110,6 +112,7 @@ impl GiveUp {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NoInstance => "no_instance",
+            Self::FallbackLimit => "fallback_limit",
             Self::AllRefused => "all_refused",
             Self::UpstreamReset => "upstream_reset",
             Self::UpstreamTimeout => "upstream_timeout",
@@ -125,6 +128,10 @@ pub struct Attempts {
     key_hash: u64,
     lane: u16,
     panic: bool,
+    /// It has left its lane.
+    crossed: bool,
+    /// It is counted.
+    begun: bool,
     repeatable: bool,
     max_retries: u8,
     per_try: Duration,
@@ -167,7 +174,7 @@ enum State {
 /// Progress through the failover order.
 #[derive(Debug, Clone)]
 struct Walk {
-    cursor: Cursor,
+    place: Place,
     /// First lap: those that nothing speaks against. Second lap: the rest.
     second_lap: bool,
     /// One bit per instance of the service.
@@ -186,6 +193,8 @@ impl Attempts {
             key_hash: decision.key_hash,
             lane: decision.served.unwrap_or(0),
             panic: decision.panic,
+            crossed: decision.fallback.is_some(),
+            begun: false,
             repeatable,
             max_retries: config.max_retries,
             // What is never repeated leaves no time for others.
@@ -213,15 +222,13 @@ impl Attempts {
                     self.ticket = Some(service.instances[usize::from(instance)].cell.force());
                     self.start(instance, false, now);
                 }
+                State::Ready { .. } if !self.begun => self.begin(service, now),
                 State::Ready { instance, fresh, checked } => {
                     if self.ticket.is_none() {
                         let cell = &service.instances[usize::from(instance)].cell;
                         self.ticket = if checked { cell.admit(now, &service.rules) } else { Some(cell.force()) };
                     }
                     if self.ticket.is_some() {
-                        if self.tries == 0 {
-                            service.state.budget.request(now);
-                        }
                         self.start(instance, fresh, now);
                     } else {
                         // Another request took the place of the one that tries it since the decision. It stays untried.
@@ -285,6 +292,17 @@ impl Attempts {
     /// Tries after the first, whatever ended it; the fresh connection after a stale one is not another try.
     pub fn retries(&self) -> u8 {
         self.tries.saturating_sub(1)
+    }
+
+    /// Counts the request where its service's limits are kept; over when it must not begin.
+    fn begin(&mut self, service: &ServiceView, now: Mono) {
+        self.begun = true;
+        let most = service.rules.fallback.per_second.filter(|_| self.crossed);
+        if most.is_none_or(|most| service.state.fallbacks.allows(now, most)) {
+            service.state.budget.request(now);
+        } else {
+            self.state = State::Over(GiveUp::FallbackLimit);
+        }
     }
 
     /// Number of the present try, from 1.
@@ -353,14 +371,13 @@ impl Attempts {
         let asking = Asking { key_hash, may_try: MayTry::No, now };
         let walk = self.walk(service);
         loop {
-            let Some(slot) = walk.cursor.next(&lane.ring) else {
+            let Some(instance) = walk.place.next(lane, key_hash) else {
                 if std::mem::replace(&mut walk.second_lap, true) {
                     return None;
                 }
-                walk.cursor = lane.ring.cursor(key_hash);
+                walk.place = Place::start(lane, key_hash);
                 continue;
             };
-            let instance = lane.members[usize::from(slot)];
             let entry = &service.instances[usize::from(instance)];
             let anyway = panic || walk.second_lap;
             if !walk.was_tried(instance) && (anyway || skip_reason(entry, &service.rules, asking).is_none()) {
@@ -377,7 +394,7 @@ impl Attempts {
         let lane: &LaneView = &service.lanes[usize::from(self.lane)];
         self.walk.get_or_insert_with(|| {
             Box::new(Walk {
-                cursor: lane.ring.cursor(self.key_hash),
+                place: Place::start(lane, self.key_hash),
                 second_lap: false,
                 tried: vec![0; service.instances.len().div_ceil(64)].into(),
             })

@@ -228,6 +228,30 @@ fn a_post_tries_an_instance_only_when_nobody_better_comes() {
     assert_eq!(get.instance, Some(order[0]));
 }
 
+#[test]
+fn only_so_many_requests_a_second_leave_their_lane() {
+    let fallback = crate::config::Fallback { per_second: Some(3), ..crate::config::Routing::default().fallback };
+    let routing = crate::config::Routing { fallback, ..Default::default() };
+    let rules = crate::routing::Rules::new(0, routing.into(), &Default::default());
+    let table = with_policy(fleet(3, 0), policy(10_000));
+    let snapshot = crate::routing::Builder::with(locality(), rules).build(&table, NOW).0;
+    let ends = |now| -> Vec<Option<GiveUp>> {
+        let service = snapshot.service("orders").unwrap();
+        let one = |user: u32| {
+            let decision = choose(&snapshot, service, &get(&format!("u{user}")), now);
+            let mut attempts = Attempts::new(&decision, MethodClass::Safe, true, CONFIG, now);
+            match attempts.next(service, now) {
+                Step::GiveUp(why) => Some(why),
+                _ => None,
+            }
+        };
+        (0..5).map(one).collect()
+    };
+    let expected = [None, None, None, Some(GiveUp::FallbackLimit), Some(GiveUp::FallbackLimit)];
+    assert_eq!(ends(NOW), expected);
+    assert_eq!(ends(NOW + Duration::from_secs(1)), expected);
+}
+
 /// A caller that gives little time says nothing about the instance.
 #[test]
 fn timeouts_of_callers_in_a_hurry_do_not_count() {
@@ -327,7 +351,7 @@ proptest! {
                     match why {
                         GiveUp::AllRefused => prop_assert!(!left && sent == 0),
                         GiveUp::Deadline => prop_assert!(life.now >= NOW + CONFIG.total),
-                        GiveUp::NoInstance => prop_assert!(false),
+                        GiveUp::NoInstance | GiveUp::FallbackLimit => prop_assert!(false),
                         GiveUp::UpstreamReset | GiveUp::UpstreamTimeout | GiveUp::RetriesUsedUp =>
                             prop_assert!(answered || !may_repeat || used > 2 || life.now + Duration::from_millis(500) >= NOW + CONFIG.total),
                     }

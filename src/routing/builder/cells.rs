@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::Time;
 use crate::{
     config::Routing,
-    routing::{InstanceCell, InstanceEntry, ServiceView},
+    routing::{FallbackReason, InstanceCell, InstanceEntry, ServiceView},
     types::{InstanceRecord, Lane},
 };
 
@@ -22,6 +22,9 @@ pub(super) fn of(record: &InstanceRecord, seed: u64, last: Option<&ServiceView>)
 /// What was held against an instance is dropped when its owner has newer news than that: a new run, another address, or a return
 /// into rotation. An instance that is new to its lane, at another address, or back in rotation starts slowly, unless
 /// nobody else is there to take its keys, or this sidecar itself has only just begun to hear of instances.
+///
+/// Nor does a lane that had nobody begin slowly, with one exception: where its users were at home in `stable` meanwhile, they go back
+/// little by little, and not before it has held for a while, so that nobody moves to and fro with an instance that comes and goes.
 pub(super) fn follow(instances: &[InstanceEntry], last: &ServiceView, rules: &Routing, time: Time) {
     let knows_the_mesh = time.now.since(time.born) >= rules.slow_start;
     let candidates = || instances.iter().filter(|entry| entry.excluded.is_none());
@@ -37,9 +40,19 @@ pub(super) fn follow(instances: &[InstanceEntry], last: &ServiceView, rules: &Ro
             Arrival::New if knows_the_mesh && settled.contains(&entry.record.lane) && !rules.slow_start.is_zero() => {
                 entry.cell.start_slowly(time.now);
             }
+            Arrival::New if was_left(&entry.record.lane, last) => {
+                entry.cell.start_slowly(time.now + rules.fallback.hold);
+            }
             Arrival::NewRun | Arrival::New => entry.cell.renew(),
         }
     }
+}
+
+/// Whether a lane had lost its last candidate, and its users were served by `stable`. One whose first instance becomes ready has
+/// lost nothing: its users come at once.
+fn was_left(lane: &Lane, last: &ServiceView) -> bool {
+    let why = last.lane(lane.as_str()).filter(|lane| lane.had_one).and_then(|lane| lane.empty);
+    matches!(why, Some(FallbackReason::Unhealthy | FallbackReason::Draining)) && last.may_be_left(lane)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

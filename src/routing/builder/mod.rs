@@ -4,7 +4,7 @@
 //! services, compiled policies, rings (by content; a changed one is made from the one before), instance cells. A service that
 //! is over a limit keeps its last good view and is reported at every build until it is mended.
 //!
-//! Not here: when to build (the agent coalesces), zones (a later issue).
+//! Not here: when to build (the agent coalesces).
 
 mod cells;
 
@@ -16,8 +16,9 @@ use std::{
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Locality, MAX_MEMBERS, Member, Ring,
-    RingFault, Rules, ServiceState, ServiceView, Snapshot, key_hash,
+    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Locality, MAX_MEMBERS, Member, Near,
+    Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, key_hash,
+    near::{self, Range},
 };
 use crate::{
     config::Routing,
@@ -119,7 +120,7 @@ impl Builder {
         }
         let state = last_view.map(|last| last.state.clone()).unwrap_or_default();
         let own = Own { rules, state };
-        let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view) {
+        let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view, &own.rules) {
             Ok(lanes) => (view(name, instances, compiled, lanes, own), None),
             Err((lane, fault)) => {
                 let until = if last.is_some() { "its last good view stays in force" } else { "it has no candidate" };
@@ -137,13 +138,14 @@ impl Builder {
         instances: &[InstanceEntry],
         policy: Option<&CompiledPolicy>,
         last: Option<&ServiceView>,
+        rules: &Routing,
     ) -> Result<Vec<LaneView>, (Lane, RingFault)> {
         let here = instances.iter().filter(|entry| entry.record.env == self.locality.env);
         let names = lane_names(policy, here.map(|entry| &entry.record.lane));
         if instances.len() > MAX_MEMBERS {
             return Err((Lane::stable(), RingFault::TooManyMembers(instances.len())));
         }
-        names.into_iter().map(|name| self.lane(name, instances, last)).collect()
+        names.into_iter().map(|name| self.lane(name, instances, last, rules)).collect()
     }
 
     fn lane(
@@ -151,17 +153,46 @@ impl Builder {
         name: Lane,
         instances: &[InstanceEntry],
         last: Option<&ServiceView>,
+        rules: &Routing,
     ) -> Result<LaneView, (Lane, RingFault)> {
-        let candidates =
-            (0_u16..).zip(instances).filter(|(_, entry)| entry.excluded.is_none() && entry.record.lane == name);
+        let last = last.and_then(|view| view.lane(name.as_str()));
+        let here = |entry: &InstanceEntry| entry.excluded.is_none() && entry.record.lane == name;
+        let fault = |fault| (name.clone(), fault);
+        let (ring, members) = self.ring(instances, here, last.map(|lane| &lane.ring)).map_err(fault)?;
+        let mut near: Vec<Near> = Vec::new();
+        let ranges = [Range::Region, Range::Zone];
+        for range in ranges.into_iter().filter(|_| rules.prefer_zone) {
+            let locality = self.locality.clone();
+            let is_near = |entry: &InstanceEntry| here(entry) && range.holds(entry, &locality);
+            let wider = near.first().map_or(&members, |region| &region.members);
+            let count = instances.iter().filter(|entry| is_near(entry)).count();
+            if count == 0 || count == wider.len() {
+                continue;
+            }
+            // A ring made from a similar one: the lane's is at hand, and near enough.
+            let (ring, members) = self.ring(instances, is_near, Some(&ring)).map_err(fault)?;
+            let share = near::share(range, &locality, &name, instances);
+            near.insert(0, Near { ring, members, share });
+        }
+        let empty = ring.is_empty().then(|| why_empty(&name, instances));
+        let had_one = empty.is_none() || last.is_some_and(|lane| lane.had_one);
+        Ok(LaneView { name, ring, members, near, empty, had_one })
+    }
+
+    /// The ring of some instances, and of every slot its index.
+    fn ring(
+        &mut self,
+        instances: &[InstanceEntry],
+        wanted: impl Fn(&InstanceEntry) -> bool,
+        similar: Option<&Arc<Ring>>,
+    ) -> Result<(Arc<Ring>, Vec<u16>), RingFault> {
         // Instances are in the order of their ids and a candidate's id is unique, so slots and members agree.
-        let (members, on_ring): (Vec<u16>, Vec<Member>) = candidates
+        let (members, on_ring): (Vec<u16>, Vec<Member>) = (0_u16..)
+            .zip(instances)
+            .filter(|(_, entry)| wanted(entry))
             .map(|(at, entry)| (at, Member { id: entry.record.id.clone(), weight: entry.record.weight }))
             .unzip();
-        let near = last.and_then(|view| view.lane(name.as_str())).map(|lane| &lane.ring);
-        let ring = self.rings.get(on_ring, near).map_err(|fault| (name.clone(), fault))?;
-        let empty = ring.is_empty().then(|| why_empty(&name, instances));
-        Ok(LaneView { name, ring, members, empty })
+        Ok((self.rings.get(on_ring, similar)?, members))
     }
 
     /// Share of the sampled keys (basis points) that lost their owner, in the lane where it is largest.
@@ -303,7 +334,10 @@ fn last_good(
     for name in lane_names(policy.as_deref(), []) {
         if let Err(at) = lanes.binary_search_by(|lane| lane.name.cmp(&name)) {
             let empty = Some(FallbackReason::Absent);
-            lanes.insert(at, LaneView { name, ring: nobody.clone(), members: Vec::new(), empty });
+            lanes.insert(
+                at,
+                LaneView { name, ring: nobody.clone(), members: Vec::new(), near: Vec::new(), empty, had_one: false },
+            );
         }
     }
     view(name, instances, policy, lanes, own)

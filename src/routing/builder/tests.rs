@@ -162,6 +162,27 @@ fn who_is_new_or_back_starts_slowly_where_somebody_else_is_there() {
     assert_eq!(["a1", "c1"].map(|id| state(&snapshot, id, later)), [SlowStart; 2]);
 }
 
+/// C87: no flapping of users with the only instance of their lane.
+#[test]
+fn a_lane_that_had_nobody_holds_before_its_users_go_back() {
+    let (mut builder, mut table) = (Builder::new(locality()), with_policy(fleet(2, 1), policy(10_000)));
+    builder.build(&table, NOW);
+    let after = |seconds| NOW + std::time::Duration::from_secs(seconds);
+    edit(&mut table, "c0", |record| record.health = Health::Critical);
+    builder.build(&table, after(60));
+    edit(&mut table, "c0", |record| record.health = Health::Passing);
+    let (snapshot, _) = builder.build(&table, after(70));
+    let service = snapshot.service("orders").unwrap();
+    let home = |now| {
+        let users = (0..200).map(|user| format!("u{user}"));
+        let lane = |user: String| crate::routing::choose(&snapshot, service, &get(&user), now).fallback;
+        users.filter(|user| lane(user.clone()).is_none()).count()
+    };
+    assert_eq!(home(after(74)), 0);
+    assert!((5..40).contains(&home(after(75))), "{}", home(after(75)));
+    assert_eq!(home(after(85)), 200);
+}
+
 #[test]
 fn a_sidecar_that_has_just_started_takes_everybody_as_known() {
     let mut builder = Builder::new(locality());

@@ -266,9 +266,9 @@ impl InstanceCell {
         self.forget();
     }
 
-    /// It is new, or is back in rotation: its keys come slowly.
-    pub fn start_slowly(&self, now: Mono) {
-        let slowly = |packed| Some(Word { fresh: true, ..Word::unpack(packed).renewed().ramping(now) }.pack());
+    /// It is new, or is back in rotation: its keys come slowly, from `begin` on.
+    pub fn start_slowly(&self, begin: Mono) {
+        let slowly = |packed| Some(Word { fresh: true, ..Word::unpack(packed).renewed().ramping(begin) }.pack());
         let always = self.word.0.fetch_update(Relaxed, Relaxed, slowly);
         debug_assert!(always.is_ok(), "the closure never refuses");
         self.forget();

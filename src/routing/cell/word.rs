@@ -102,12 +102,15 @@ impl Word {
 
     /// Share of its keys (of 2^32) that a ramp lets through, `None` when all.
     pub(super) fn ramp_share(self, now: Mono, length: Duration) -> Option<u32> {
-        let passed = now.millis().saturating_sub(self.at);
-        let length = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
-        if self.phase != Phase::Ramping || passed >= length {
+        if self.phase != Phase::Ramping {
             return None;
         }
-        // Below 2^40 milliseconds times 2^22 (a 1024th of nine tenths of 2^32, twice) nothing overflows.
+        // It may begin in the future: a return that is held for a while.
+        let Some(passed) = now.millis().checked_sub(self.at) else { return Some(0) };
+        let length = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+        if passed >= length {
+            return None;
+        }
         let risen = (u128::from(passed) * u128::from(u32::MAX - FIRST_SHARE) / u128::from(length)) as u32;
         Some(FIRST_SHARE + risen)
     }
@@ -167,6 +170,13 @@ mod tests {
             let (pause, full) = (pause(level, epoch, seed, &rules), full.min(rules.open_max));
             prop_assert!(pause >= full * 4 / 5 && pause <= full * 6 / 5, "{:?} of {:?}", pause, full);
         }
+    }
+
+    #[test]
+    fn a_ramp_may_begin_later() {
+        let word = Word { phase: Phase::Ramping, fresh: true, held: false, level: 0, epoch: 0, at: 1_000 };
+        let share = |ms| word.ramp_share(Mono::from_millis(ms), Duration::from_secs(1));
+        assert_eq!((share(999), share(1_000), share(2_000)), (Some(0), Some(FIRST_SHARE), None));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use lanemesh::{
     routing::Rules,
 };
 
+use super::observe::canary;
 use crate::support::{
     Act, Fixture, Instance, Upstream,
     fixture::{eventually, silent},
@@ -143,6 +144,23 @@ fn c79_the_floor_is_kept_and_seen() {
         sick.iter().for_each(|(_, well)| well.store(true, SeqCst));
         eventually("everybody is served", || (0..20).all(|n| proxy.get(&format!("u{n}")).status == 200));
     }
+}
+
+/// C87: a canary that fails whole is left for stable, which is counted by pair and reason, and gets its users back.
+#[test]
+fn c87_a_canary_that_fails_is_left_for_stable_and_comes_back() {
+    let (up, well) = sick("status");
+    let stable = Upstream::ok("stable");
+    let instances = [Instance::new("c1", up.addr).lane("canary", "v2"), Instance::new("s1", stable.addr)];
+    let rules = Rules::new(1, Arc::new(quick()), &BTreeMap::new());
+    let proxy = Fixture::made(&instances, &[canary(10_000, &[])], rules, |_| {});
+    let answers: Vec<String> = (0..12).map(|n| proxy.get(&format!("u{n}")).text()).collect();
+    assert!(answers.iter().any(|text| text == "busy"), "the first ones see it fail");
+    assert!(answers[6..].iter().all(|text| text == "stable"), "{answers:?}");
+    let counted = ["lane=\"canary\"", "served=\"stable\"", "reason=\"sick\""];
+    assert!(proxy.metric("lanemesh_lane_fallback_total", &counted) >= 6.0);
+    well.store(true, SeqCst);
+    eventually("all are back", || (0..20).all(|n| proxy.get(&format!("u{n}")).text() == "ok"));
 }
 
 /// Retries stay within a fifth of the requests and ten for a start, however many fail; refused connections are free.

@@ -134,7 +134,8 @@ impl Fixture {
         Self::made(instances, &[], rules, change)
     }
 
-    fn made(
+    /// With everything.
+    pub fn made(
         instances: &[Instance],
         policies: &[LanePolicy],
         rules: Rules,
