@@ -267,7 +267,7 @@ fn timeouts_of_callers_in_a_hurry_do_not_count() {
         }
         service.state.breakers().opened
     };
-    assert_eq!((run(Duration::from_millis(2_900)), run(Duration::from_secs(3))), (0, 1));
+    assert_eq!((run(Duration::from_millis(900)), run(Duration::from_secs(1))), (0, 1));
 }
 
 #[test]
