@@ -165,7 +165,14 @@ pub(super) const KEYS: &[Key] = keys! {
             "Header in which an allow-listed subject may name a lane. It is taken off everybody else's requests.";
         "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431, or 414 where the request line alone is larger (of which no more than 65500 bytes are ever taken).";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
-        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
+        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed. Lowered at start to what the limit on open \
+             files has room for.";
+        "max_requests_per_instance" Whole(1, 1_000_000), Is("4096"),
+            "Most requests (tunnels among them) under way from this sidecar at one instance. A full instance is passed over; when \
+             all of the lane are full, the answer is 503 at once.";
+        "max_replay_bytes" Whole(0, 1_048_576), Is("65536"),
+            "Largest request body of known length that is kept, so that the request can be sent again. Larger ones are streamed, \
+             and such a request is not repeated once a byte was sent.";
         "max_retries" Whole(0, 10), Is("2"),
             "Most retries of a safe request after something of it was sent. Refused connections do not count: nothing was sent.";
         "subject" Texts, Is("header:x-user-id"),
@@ -185,6 +192,9 @@ pub(super) const KEYS: &[Key] = keys! {
             "How long an unused connection to an instance is kept. Applications close idle connections too (many after 5s), and \
              a request that meets the close has to be sent again: stay below theirs.";
         "head" Span(ms(100), s(600)), Is("10s"), "A request head, from its first byte to its last.";
+        "body" Span(ms(100), s(3_600)), Is("30s"),
+            "A request body that is kept (at most max_replay_bytes), from its head to its last byte. Larger ones may take any time; \
+             `idle` limits their silence.";
     }
     "admin": {
         "bind" Address, Is("127.0.0.1:15000"), "TCP address to bind. Other than loopback is refused unless allow_remote is true.";

@@ -127,6 +127,8 @@ fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
         max_head_bytes: small(s.value(f, "max_head_bytes", values::whole)),
         max_headers: small(s.value(f, "max_headers", values::whole)),
         max_connections: small(s.value(f, "max_connections", values::whole)),
+        max_requests_per_instance: small(s.value(f, "max_requests_per_instance", values::whole)),
+        max_replay_bytes: s.value(f, "max_replay_bytes", values::whole),
         max_retries: small(s.value(f, "max_retries", values::whole)),
         timeouts: timeouts(&Section::fixed("proxy.timeouts", top), f),
         subject,
@@ -177,6 +179,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
         tunnel_idle: s.value(f, "tunnel_idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
         head: s.value(f, "head", values::span),
+        body: s.value(f, "body", values::span),
     }
 }
 

@@ -98,6 +98,10 @@ pub struct Proxy {
     pub max_headers: usize,
     /// Most client connections.
     pub max_connections: usize,
+    /// Most requests under way at one instance.
+    pub max_requests_per_instance: usize,
+    /// Largest request body kept to be sent again.
+    pub max_replay_bytes: u64,
     /// Most retries after something was sent.
     pub max_retries: u8,
     /// Time limits.
@@ -123,6 +127,8 @@ pub struct Timeouts {
     pub pool_idle: Duration,
     /// A request head, from its first byte.
     pub head: Duration,
+    /// A request body that is kept.
+    pub body: Duration,
 }
 
 /// This sidecar's rule for one service.

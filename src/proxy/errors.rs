@@ -54,6 +54,10 @@ pub enum Reason {
     OwnAddress,
     /// Too many client connections.
     TooManyConnections,
+    /// Every instance of the lane has as many requests of this sidecar as it may.
+    Overloaded,
+    /// This host has no more files or ports to give.
+    LocalLimit,
 }
 
 struct Entry {
@@ -79,7 +83,7 @@ const fn entry(
 
 /// In the order of [`Reason`].
 #[rustfmt::skip]
-const TABLE: [Entry; 21] = [
+const TABLE: [Entry; 23] = [
     entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
         "what the client sent is not an HTTP/1.1 request",
         "send plain HTTP/1.1 to this port; TLS is not taken here"),
@@ -143,12 +147,18 @@ const TABLE: [Entry; 21] = [
     entry(Reason::TooManyConnections, "too_many_connections", 503, "connection_limit_reached",
         "this sidecar holds as many client connections as it may",
         "keep connections open and reuse them, or raise proxy.max_connections"),
+    entry(Reason::Overloaded, "overloaded", 503, "connection_limit_reached",
+        "every instance has as many requests under way from this sidecar as it may; nothing was sent, the request may be repeated",
+        "send less, add instances, or raise proxy.max_requests_per_instance"),
+    entry(Reason::LocalLimit, "local_limit", 503, "proxy_internal_error",
+        "this sidecar may open no more files or ports; nothing was sent, the request may be repeated",
+        "raise its limit on open files (ulimit -n, LimitNOFILE=), or lower proxy.max_connections"),
 ];
 
 impl Reason {
     /// All of them, in documented order.
-    pub const ALL: [Self; 21] = {
-        let mut all = [Self::BadSyntax; 21];
+    pub const ALL: [Self; 23] = {
+        let mut all = [Self::BadSyntax; 23];
         let mut at = 0;
         while at < all.len() {
             all[at] = TABLE[at].reason;
@@ -221,6 +231,9 @@ impl Reason {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         self.mark(headers);
+        if matches!(self, Self::TooManyConnections | Self::Overloaded | Self::LocalLimit) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if self.closes() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

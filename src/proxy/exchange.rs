@@ -89,6 +89,10 @@ impl<'a> Exchange<'a> {
             let detail = format!("{} speaks {:?}", entry.record.id, entry.record.protocol);
             return Err(Refusal { reason: Reason::ProtocolUnsupported, detail });
         }
+        if entry.cell.in_flight() as usize >= self.worker.config.max_requests_per_instance {
+            self.blame(Reason::Overloaded, entry, "full");
+            return Ok(Tried::Failed(Outcome::Full));
+        }
         let link = match self.link(entry, until, fresh).await {
             Ok(link) => link,
             Err(outcome) => return Ok(Tried::Failed(outcome)),
@@ -125,6 +129,10 @@ impl<'a> Exchange<'a> {
                     self.blame(Reason::OwnAddress, entry, "its address is this sidecar's own");
                 }
                 ConnectFault::Failed(error) => self.blame(Reason::AllRefused, entry, &error.to_string()),
+                ConnectFault::Local(error) => {
+                    self.blame(Reason::LocalLimit, entry, &error.to_string());
+                    return Outcome::Full;
+                }
             }
             Outcome::ConnectFailed
         })

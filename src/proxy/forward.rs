@@ -1,6 +1,6 @@
 //! One request: which service, who, which instance; then what [`Attempts`] says, until an answer or a reason not to have one.
 
-use std::{rc::Rc, time::Duration};
+use std::rc::Rc;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header, request::Parts};
 use hyper::body::{Body, Incoming};
@@ -19,10 +19,10 @@ use super::{
     view::Service,
     worker::Worker,
 };
-use crate::routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step};
-
-/// Largest request body that is kept to be sent again.
-const KEEP: u64 = 64 * 1024;
+use crate::{
+    config::Proxy,
+    routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step},
+};
 
 /// A response that the proxy makes itself, and what the reason alone does not say.
 pub(super) struct Refusal {
@@ -81,7 +81,7 @@ async fn answer(
         return Err(Reason::Loop.into());
     }
     headers::add_common(headers, flight.client.address.ip(), hops);
-    let outgoing = prepare_body(headers, body, worker.config.timeouts.idle).await?;
+    let outgoing = prepare_body(headers, body, &worker.config).await?;
     // A body that is still on its way would have to be finished first; an `Upgrade` may be ignored at any time.
     flight.upgrade = upgrade.filter(|_| outgoing.replayable());
     let total = limit.map_or(worker.config.timeouts.total, |limit| limit.min(worker.config.timeouts.total));
@@ -127,7 +127,7 @@ fn decide(
 }
 
 /// Keeps a small body of known length; passes any other on as it comes.
-async fn prepare_body(headers: &mut HeaderMap, body: Incoming, silence: Duration) -> Result<Outgoing, Refusal> {
+async fn prepare_body(headers: &mut HeaderMap, body: Incoming, config: &Proxy) -> Result<Outgoing, Refusal> {
     let expects =
         headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     if body.is_end_stream() {
@@ -137,10 +137,13 @@ async fn prepare_body(headers: &mut HeaderMap, body: Incoming, silence: Duration
         return Ok(Outgoing::empty());
     }
     // Who expects a 100 wants the instance's word before the body is sent: reading it here would be that word.
-    if !expects && body.size_hint().exact().is_some_and(|length| length <= KEEP) {
-        return keep(body, silence).await.map(Outgoing::Kept).map_err(|fault| reason_of(fault).into());
+    if !expects && body.size_hint().exact().is_some_and(|length| length <= config.max_replay_bytes) {
+        return keep(body, config.timeouts.idle, config.timeouts.body)
+            .await
+            .map(Outgoing::Kept)
+            .map_err(|fault| reason_of(fault).into());
     }
-    Ok(Outgoing::streamed(body, silence, expects))
+    Ok(Outgoing::streamed(body, config.timeouts.idle, expects))
 }
 
 pub(super) fn reason_of(fault: ClientFault) -> Reason {
@@ -283,9 +286,13 @@ pub(super) fn refusal(
             Refusal { reason: Reason::NoInstance, detail: format!("service {}, lane {lane}: {why}", routed.name) }
         }
         // What went wrong last says more than that it was the last.
-        (GiveUp::AllRefused, Some((reason @ (Reason::OwnAddress | Reason::AllRefused), detail))) => {
-            Refusal { reason, detail }
-        }
+        (
+            GiveUp::AllRefused,
+            Some((
+                reason @ (Reason::OwnAddress | Reason::AllRefused | Reason::Overloaded | Reason::LocalLimit),
+                detail,
+            )),
+        ) => Refusal { reason, detail },
         (GiveUp::UpstreamReset | GiveUp::RetriesUsedUp, Some((reason @ Reason::BadResponse, detail))) => {
             Refusal { reason, detail }
         }

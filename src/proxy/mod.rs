@@ -22,6 +22,7 @@ mod client;
 mod deadline;
 mod errors;
 mod exchange;
+mod files;
 mod flight;
 mod forward;
 mod framing;

@@ -23,7 +23,11 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{body::RequestBody, io::Socket};
+use super::{
+    body::RequestBody,
+    files::{Complaint, is_local},
+    io::Socket,
+};
 use crate::{
     routing::{InFlight, InstanceCell, InstanceEntry},
     telemetry::{Clock, Metrics},
@@ -81,6 +85,8 @@ pub(super) enum ConnectFault {
     OwnAddress(SocketAddr),
     /// Refused, unreachable, unresolvable or too slow.
     Failed(io::Error),
+    /// This host has no more files or ports to give.
+    Local(io::Error),
 }
 
 /// The pool of one data thread.
@@ -91,6 +97,7 @@ pub(super) struct Pool {
     /// This sidecar's own listeners.
     own: Vec<SocketAddr>,
     metrics: Arc<Metrics>,
+    complaint: Complaint,
 }
 
 fn key(cell: &Arc<InstanceCell>) -> usize {
@@ -99,7 +106,14 @@ fn key(cell: &Arc<InstanceCell>) -> usize {
 
 impl Pool {
     pub(super) fn new(idle_limit: Duration, own: Vec<SocketAddr>, clock: Clock, metrics: Arc<Metrics>) -> Self {
-        Self { entries: RefCell::default(), idle_limit: Cell::new(idle_limit), clock, own, metrics }
+        Self {
+            entries: RefCell::default(),
+            idle_limit: Cell::new(idle_limit),
+            clock,
+            own,
+            metrics,
+            complaint: Complaint::new(clock),
+        }
     }
 
     /// Another limit, from now on.
@@ -142,6 +156,7 @@ impl Pool {
     pub(super) async fn open(&self, instance: &InstanceEntry, until: Mono) -> Result<Link, ConnectFault> {
         let deadline = self.clock.instant(until).into();
         let opened = match timeout_at(deadline, self.dial(instance)).await {
+            Ok(Err(ConnectFault::Failed(error))) if is_local(&error) => Err(self.short(error)),
             Ok(opened) => opened,
             Err(_) => Err(ConnectFault::Failed(io::ErrorKind::TimedOut.into())),
         };
@@ -154,6 +169,22 @@ impl Pool {
                 self.metrics.upstream_connect_failed.inc();
                 Err(fault)
             }
+        }
+    }
+
+    /// No files or ports are left: what is merely kept is given up, and it is said.
+    fn short(&self, error: io::Error) -> ConnectFault {
+        if self.complaint.due() {
+            tracing::error!(%error, "cannot open a connection: this process may open no more; raise the limit (ulimit -n, LimitNOFILE=)");
+        }
+        self.shed();
+        ConnectFault::Local(error)
+    }
+
+    /// Closes every idle connection.
+    pub(super) fn shed(&self) {
+        for entry in self.entries.borrow_mut().values_mut() {
+            entry.idle.clear();
         }
     }
 

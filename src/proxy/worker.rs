@@ -27,7 +27,14 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Reason, client::Client, client::serve, pool::Pool, view::View};
+use super::{
+    Reason,
+    client::Client,
+    client::serve,
+    files::{self, Complaint},
+    pool::Pool,
+    view::View,
+};
 use crate::{
     config::{AccessLog, Proxy, ServiceRule},
     routing::Snapshot,
@@ -275,6 +282,7 @@ pub(super) struct Worker {
     pub(super) clock: Clock,
     pub(super) access: AccessSink,
     pub(super) pool: Rc<Pool>,
+    max_connections: usize,
     snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
@@ -297,6 +305,7 @@ impl Worker {
             clock,
             access: sink,
             pool,
+            max_connections: files::connections(config.proxy.max_connections),
             snapshots: RefCell::new(Cache::new(snapshots)),
             view,
             random: Cell::new(first_random()),
@@ -319,6 +328,7 @@ impl Worker {
             clock: self.clock,
             access: self.access.sampling(config.access_log.sample),
             pool: self.pool.clone(),
+            max_connections: files::connections(config.proxy.max_connections),
             snapshots: RefCell::new(snapshots),
             // What was resolved of the view so far followed the old rules.
             view: RefCell::new(Rc::new(View::new(self.view().snapshot.clone()))),
@@ -443,6 +453,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
 }
 
 async fn accept(slot: Rc<Slot>, listener: TcpListener, dedicated: Option<Arc<str>>, stop: CancellationToken) {
+    let complaint = Complaint::new(slot.worker().clock);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -454,15 +465,20 @@ async fn accept(slot: Rc<Slot>, listener: TcpListener, dedicated: Option<Arc<str
                 // Counted before the connection's task runs; `Registered` counts down.
                 let before = worker.shared.connections.fetch_add(1, Relaxed);
                 worker.metrics.client_connections.inc();
-                if before >= worker.config.max_connections {
+                if before >= worker.max_connections {
                     refuse(&worker, &stream);
                 } else {
                     spawn_local(serve(slot.clone(), stream, address, dedicated.clone()));
                 }
             }
             Err(error) => {
+                if complaint.due() {
+                    tracing::error!(%error, "cannot accept connections; if there are too many open files, raise the limit (ulimit -n, LimitNOFILE=)");
+                }
+                let worker = slot.worker();
+                worker.metrics.accept_failed.inc();
+                worker.pool.shed();
                 // Out of files, most likely: waiting lets connections end, spinning would not.
-                tracing::warn!(%error, "cannot accept a connection");
                 sleep(Duration::from_millis(50)).await;
             }
         }

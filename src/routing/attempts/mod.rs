@@ -58,6 +58,8 @@ pub enum Outcome {
     Timeout,
     /// A complete response with a status that may be retried (502, 503, 504).
     RetryableStatus,
+    /// Nothing was tried: this sidecar has as many requests at the instance as it may. It says nothing about the instance.
+    Full,
     /// A usable response.
     Answered,
 }
@@ -221,6 +223,10 @@ impl Attempts {
             // A fresh connection that closes before it takes anything is as good as refused.
             Outcome::ConnectFailed | Outcome::StaleConnection => {
                 cell.refused(now);
+                self.mark_tried(instance, service);
+                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(now));
+            }
+            Outcome::Full => {
                 self.mark_tried(instance, service);
                 self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(now));
             }

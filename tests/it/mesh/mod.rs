@@ -4,6 +4,7 @@
 //! product promises are measured and printed (`--nocapture` shows them); the tests assert a generous multiple.
 
 mod command;
+mod files;
 mod instances;
 mod names;
 mod networks;

@@ -80,6 +80,8 @@ pub fn proxy_config() -> Proxy {
         max_head_bytes: 32 * 1024,
         max_headers: 100,
         max_connections: 1_000,
+        max_requests_per_instance: 1_000,
+        max_replay_bytes: 65_536,
         max_retries: 2,
         timeouts: Timeouts {
             connect: Duration::from_millis(500),
@@ -89,6 +91,7 @@ pub fn proxy_config() -> Proxy {
             tunnel_idle: Duration::from_secs(5),
             pool_idle: Duration::from_secs(3),
             head: Duration::from_secs(5),
+            body: Duration::from_secs(5),
         },
         subject: SubjectSource::default(),
     }
