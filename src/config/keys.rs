@@ -158,6 +158,8 @@ pub(super) const KEYS: &[Key] = keys! {
              it reaches the mesh, so keep it on loopback.";
         "ports" Table, Unset("{ orders = \"127.0.0.1:18001\" }", "no dedicated port"),
             "Dedicated ports: all that comes in there is for one service.";
+        "tcp_ports" Table, Unset("{ redis = \"127.0.0.1:16379\" }", "no TCP port"),
+            "Dedicated ports for plain TCP: every connection is carried to an instance of one service, whatever is spoken in it.";
         "workers" Whole(0, 1024), Is("0"), "Data-path threads. 0: one per core, at most 2.";
         "expose_decision" Flag, Is("false"),
             "Adds `x-lanemesh-*` response headers that tell instance, version, lane and reason.";
@@ -183,6 +185,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "connect" Span(ms(10), s(60)), Unset("1s", "1s, or per_try where that is shorter"), "To connect to an instance. At most per_try.";
         "per_try" Span(ms(10), s(3_600)), Unset("5s", "a third of total, at most 5s"),
             "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
+        "silence" Span(ms(10), s(3_600)), Is("1s"),
+            "An instance that has answered nothing at all for this long while a request waited is taken to hang: if the request may \
+             be repeated and another instance is left, it goes there. One that answers other requests is waited for up to per_try.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
         "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
         "tunnel_idle" Span(ms(100), s(604_800)), Is("1h"),
@@ -227,6 +232,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "route_key" Texts, Unset("[\"header:x-cart-id\"]", "the subject"), "What is hashed on the ring to choose the instance.";
         "request_id_as_subject" Flag, Is("false"),
             "Allows a request id as subject, which gives every request its own lane: for batch and load-test traffic.";
+        "tcp_key" Text, Is("source"),
+            "What is hashed on the ring for a connection to the service's TCP port: `source` (the client's IP address; for loopback \
+             the node's name), `random` (another instance for every connection), or `fixed:TEXT` (one instance for all).";
     }
     "instance": {
         "id" Name, Unset("orders-1", "the node id, for the first instance"),

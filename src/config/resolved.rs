@@ -86,6 +86,8 @@ pub struct Proxy {
     pub bind: SocketAddr,
     /// Dedicated ports: everything that comes in there is for one service.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
+    /// TCP ports: every connection that comes in there is for one service.
+    pub tcp_ports: BTreeMap<ServiceName, SocketAddr>,
     /// Data-path threads.
     pub workers: usize,
     /// Adds `x-lanemesh-*` response headers that tell the decision.
@@ -117,6 +119,8 @@ pub struct Timeouts {
     pub connect: Duration,
     /// One try, up to the response head.
     pub per_try: Duration,
+    /// Silence of an instance altogether, after which another is asked where that is safe.
+    pub silence: Duration,
     /// All tries, up to the response head.
     pub total: Duration,
     /// Silence on a body or a kept-open client connection.
@@ -140,6 +144,20 @@ pub struct ServiceRule {
     pub route_key: Option<SubjectSource>,
     /// A request id is refused as a subject unless this is set.
     pub request_id_as_subject: bool,
+    /// What is hashed for connections of its TCP port.
+    pub tcp_key: TcpKey,
+}
+
+/// What places a TCP connection on the ring.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum TcpKey {
+    /// The client's IP address; for loopback, this node's name.
+    #[default]
+    Source,
+    /// Chance, for every connection anew.
+    Random,
+    /// This text, so that all connections go to one instance.
+    Fixed(String),
 }
 
 /// Admin API.

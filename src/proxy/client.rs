@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{Request, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -52,6 +53,28 @@ enum End {
 }
 
 impl Client {
+    pub(super) fn new(worker: &Worker, socket: Socket, address: SocketAddr, dedicated: Option<Arc<str>>) -> Rc<Self> {
+        let config = &worker.config;
+        let wire = Rc::new(Wire {
+            follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
+            since: worker.clock.mono().into(),
+            blocked: Cell::new(None),
+            answered_400: Cell::new(false),
+        });
+        Rc::new(Self {
+            address,
+            dedicated,
+            socket,
+            wire,
+            tunnel: RefCell::default(),
+            tunnelled: Cell::new(false),
+            served: Cell::new(0),
+            in_flight: Cell::new(0),
+            end: Notify::new(),
+            how: Cell::new(End::Gracefully),
+        })
+    }
+
     /// Whether the present request must be refused for what hyper hid. To be called once per request, in order.
     pub(super) fn next_fault(&self) -> Option<Reason> {
         let index = self.served.replace(self.served.get() + 1);
@@ -92,6 +115,12 @@ impl Client {
     /// After the present response the connection is no longer HTTP.
     pub(super) fn becomes(&self, tunnel: Tunnel) {
         self.tunnel.replace(Some(tunnel));
+    }
+
+    /// Carries a tunnel to its end. `early`: what the client has sent for it already.
+    pub(super) async fn carry(&self, tunnel: Tunnel, early: Bytes) {
+        self.tunnelled.set(true);
+        tunnel.carry(self, early).await;
     }
 
     /// Returns when the connection is ended from outside.
@@ -136,28 +165,10 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
     let worker = slot.worker();
     // Small responses must not wait for an acknowledgement of the one before.
     let _ = stream.set_nodelay(true);
-    let socket = Socket::new(stream);
-    let config = &worker.config;
-    let wire = Rc::new(Wire {
-        follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
-        since: worker.clock.mono().into(),
-        blocked: Cell::new(None),
-        answered_400: Cell::new(false),
-    });
-    let client = Rc::new(Client {
-        address,
-        dedicated,
-        socket: socket.clone(),
-        wire: wire.clone(),
-        tunnel: RefCell::default(),
-        tunnelled: Cell::new(false),
-        served: Cell::new(0),
-        in_flight: Cell::new(0),
-        end: Notify::new(),
-        how: Cell::new(End::Gracefully),
-    });
+    let client = Client::new(&worker, Socket::new(stream), address, dedicated);
     let _registered = worker.register(&client);
-    let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
+    let io = ClientIo { socket: client.socket.clone(), wire: client.wire.clone(), clock: worker.clock };
+    let io = TokioIo::new(io);
     let service = service_fn(|request: Request<Incoming>| {
         let (worker, client) = (slot.worker(), client.clone());
         async move {
@@ -186,8 +197,7 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
     }
     let tunnel = client.tunnel.take();
     if let Some(tunnel) = tunnel {
-        client.tunnelled.set(true);
-        tunnel.carry(&client, connection.into_parts().read_buf).await;
+        client.carry(tunnel, connection.into_parts().read_buf).await;
     } else {
         drop(connection);
         linger(&client).await;

@@ -30,7 +30,7 @@ pub enum Reason {
     HeadTooLarge,
     /// The request line is longer than configured, or than any may be.
     TargetTooLong,
-    /// `CONNECT`.
+    /// `CONNECT` over HTTP/2.
     ConnectUnsupported,
     /// No such service in the mesh.
     UnknownService,
@@ -112,8 +112,8 @@ const TABLE: [Entry; 23] = [
         "the request line is longer than this sidecar accepts",
         "send what is long in the body, or raise proxy.max_head_bytes; more than 65500 bytes are never taken"),
     entry(Reason::ConnectUnsupported, "connect_not_supported", 501, "http_request_denied",
-        "CONNECT is not supported by this version",
-        "send plain HTTP requests: the sidecar is the one that encrypts"),
+        "CONNECT is taken over HTTP/1.1 only",
+        "open the tunnel with HTTP/1.1"),
     entry(Reason::UnknownService, "unknown_service", 404, "destination_not_found",
         "no instance of this service is known in the mesh",
         "check the spelling with `lanemesh services`; if it is right, its sidecars have not joined"),

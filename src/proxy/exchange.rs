@@ -51,6 +51,8 @@ pub(super) struct Exchange<'a> {
     deadline: Option<Mono>,
     /// What the try before failed with, when another follows.
     pub(super) failed: Option<&'static str>,
+    /// Other instances of the lane that could still be tried.
+    others: usize,
     /// The last answer with a status that may be retried.
     last: Option<Box<Answer>>,
     /// The last failure in words.
@@ -67,7 +69,9 @@ impl<'a> Exchange<'a> {
         body: Outgoing,
         deadline: Option<Mono>,
     ) -> Self {
-        Self { worker, routed, flight, service, parts, body, deadline, failed: None, last: None, blame: None }
+        let served = flight.decision.as_ref().and_then(|decision| decision.served_lane(routed));
+        let others = served.map_or(0, |lane| lane.members.len()).min(usize::from(worker.config.max_retries) + 1);
+        Self { worker, routed, flight, service, parts, body, deadline, others, failed: None, last: None, blame: None }
     }
 
     /// No more tries: the last answer, or why there is none.
@@ -102,8 +106,12 @@ impl<'a> Exchange<'a> {
         let (request, progress) = self.request(prepared.as_deref());
         let mut lease = Lease::new(self.worker.pool.clone(), entry, link);
         let sent = lease.link.sender.try_send_request(request);
-        match self.wait(sent, until, progress.as_deref()).await {
+        self.others = self.others.saturating_sub(1);
+        match self.wait(sent, until, progress.as_deref(), prepared.as_deref()).await {
             Some(Ok(response)) => {
+                if let Some(prepared) = &prepared {
+                    prepared.heard.set(self.worker.clock.mono());
+                }
                 let closes = progress.is_some_and(|progress| progress.withheld.get());
                 self.answered(response, lease, at, until, closes).await
             }
@@ -184,12 +192,14 @@ impl<'a> Exchange<'a> {
         self.flight.class != MethodClass::Other && self.body.replayable()
     }
 
-    /// Waits for the answer's head. While a streamed body still moves, the time of the try starts anew.
+    /// Waits for the answer's head. While a streamed body still moves, the time of the try starts anew. An instance that is silent
+    /// altogether is not waited for as long, where another one could answer.
     async fn wait<F>(
         &self,
         sent: F,
         until: Mono,
         progress: Option<&Progress>,
+        prepared: Option<&Prepared>,
     ) -> Option<Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>
     where
         F: Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
@@ -197,9 +207,16 @@ impl<'a> Exchange<'a> {
         let mut sent = std::pin::pin!(sent);
         let mut until = until;
         let mut seen = 0;
+        let silence = self.worker.config.timeouts.silence;
+        let elsewhere = self.others > 0 && self.repeatable();
         loop {
-            match timeout_at(self.worker.clock.instant(until).into(), &mut sent).await {
+            let now = self.worker.clock.mono();
+            let look = if elsewhere { until.min(now + silence) } else { until };
+            match timeout_at(self.worker.clock.instant(look).into(), &mut sent).await {
                 Ok(answer) => return Some(answer),
+                // It answers others: this one may take its time.
+                Err(_) if look < until && prepared.is_some_and(|prepared| prepared.heard.get() > now) => {}
+                Err(_) if look < until => return None,
                 Err(_) => {
                     let frames = progress.map_or(0, |progress| progress.frames.get());
                     if frames == seen {

@@ -10,6 +10,7 @@ use super::{
     body::{AnswerBody, ClientFault, Outgoing, ResponseBody, keep},
     class::{method_class, retry},
     client::Client,
+    connect::connect,
     deadline,
     exchange::{Answer, Exchange, Tried},
     flight::Flight,
@@ -47,6 +48,9 @@ pub(super) async fn handle(
     let class = method_class(&parts.method);
     let json = parts.headers.get(header::ACCEPT).is_some_and(Reason::wants_json);
     let mut flight = Box::new(Flight::new(worker.clone(), client, &parts, class));
+    if fault.is_none() && parts.method == http::Method::CONNECT && parts.version != http::Version::HTTP_2 {
+        return connect(&worker, flight, parts, body, json).await;
+    }
     let answered = match fault {
         Some(reason) => Err(reason.into()),
         None => answer(&worker, &mut flight, &mut parts, body).await,
@@ -94,7 +98,7 @@ async fn answer(
 }
 
 /// Asks routing, and notes what it said.
-fn decide(
+pub(super) fn decide(
     worker: &Worker,
     flight: &mut Flight,
     service: &Service,
@@ -220,7 +224,12 @@ async fn switch(worker: &Worker, mut flight: Box<Flight>, answer: Answer, json: 
 }
 
 /// A response of the proxy's own.
-fn refuse(worker: &Worker, mut flight: Box<Flight>, refusal: &Refusal, json: bool) -> Response<ResponseBody> {
+pub(super) fn refuse(
+    worker: &Worker,
+    mut flight: Box<Flight>,
+    refusal: &Refusal,
+    json: bool,
+) -> Response<ResponseBody> {
     let reason = refusal.reason;
     worker.metrics.proxy_error(reason.name());
     flight.error = Some(reason.name());
@@ -240,7 +249,7 @@ fn finish_head(worker: &Worker, flight: &Flight, headers: &mut HeaderMap) {
     }
 }
 
-fn expose(flight: &Flight, headers: &mut HeaderMap) {
+pub(super) fn expose(flight: &Flight, headers: &mut HeaderMap) {
     let (Some(service), Some(decision)) = (&flight.service, &flight.decision) else { return };
     headers.insert(X_REASON, HeaderValue::from_static(decision.lane.reason.as_str()));
     if let Some(bucket) = decision.lane.bucket {
@@ -259,7 +268,7 @@ fn expose(flight: &Flight, headers: &mut HeaderMap) {
 }
 
 /// What a client sent, for an error text: short, and nothing but plain characters.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text.chars().filter(|c| c.is_ascii_graphic()).take(63).collect()
 }
 

@@ -43,6 +43,15 @@ impl Socket {
         }
     }
 
+    /// Whether the other end has closed or reset. One system call.
+    pub(super) fn closed(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        match SockRef::from(&*self.0.borrow()).peek(&mut byte) {
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(length) => length == 0,
+        }
+    }
+
     /// Whether the other end has reset the connection (a mere end of its sending does not count).
     pub(super) fn reset(&self) -> bool {
         matches!(SockRef::from(&*self.0.borrow()).take_error(), Ok(Some(_)) | Err(_))
@@ -51,6 +60,15 @@ impl Socket {
     /// Waits until there is something to read, an end or an error.
     pub(super) async fn readable(&self) -> io::Result<()> {
         poll_fn(|cx| self.0.borrow().poll_read_ready(cx)).await
+    }
+
+    /// Waits until there are bytes (a positive number), an end (0) or an error, and leaves them where they are.
+    pub(super) async fn peek(&self) -> io::Result<usize> {
+        poll_fn(|cx| {
+            let mut byte = [MaybeUninit::uninit()];
+            self.0.borrow().poll_peek(cx, &mut ReadBuf::uninit(&mut byte))
+        })
+        .await
     }
 
     /// Waits until something can be written, or an error.

@@ -12,13 +12,15 @@
 //! known length up to 64 KiB (they can be sent again), and responses to safe methods up to 8 KiB (until they are whole,
 //! nothing was given to the client and another instance can answer).
 //!
-//! An `Upgrade` that the instance grants makes client and instance one connection (`tunnel`).
+//! What is no longer HTTP is a `tunnel`: an `Upgrade` that the instance grants, a `connect`, a connection to a `tcp` port;
+//! `reach` finds the instance for the latter two.
 //!
-//! Not here: HTTP/2, `CONNECT`, TLS.
+//! Not here: HTTP/2, TLS.
 
 mod body;
 mod class;
 mod client;
+mod connect;
 mod deadline;
 mod errors;
 mod exchange;
@@ -29,8 +31,10 @@ mod framing;
 mod headers;
 mod io;
 mod pool;
+mod reach;
 mod subject;
 mod target;
+mod tcp;
 mod tunnel;
 mod view;
 mod worker;

@@ -154,8 +154,21 @@ impl Pool {
 
     /// Opens a connection, at the latest by `until`.
     pub(super) async fn open(&self, instance: &InstanceEntry, until: Mono) -> Result<Link, ConnectFault> {
+        self.by(until, self.dial(instance)).await
+    }
+
+    /// A plain connection, at the latest by `until`.
+    pub(super) async fn stream(&self, instance: &InstanceEntry, until: Mono) -> Result<TcpStream, ConnectFault> {
+        self.by(until, self.connect(&instance.record.host, instance.record.port)).await
+    }
+
+    async fn by<T>(
+        &self,
+        until: Mono,
+        opening: impl Future<Output = Result<T, ConnectFault>>,
+    ) -> Result<T, ConnectFault> {
         let deadline = self.clock.instant(until).into();
-        let opened = match timeout_at(deadline, self.dial(instance)).await {
+        let opened = match timeout_at(deadline, opening).await {
             Ok(Err(ConnectFault::Failed(error))) if is_local(&error) => Err(self.short(error)),
             Ok(opened) => opened,
             Err(_) => Err(ConnectFault::Failed(io::ErrorKind::TimedOut.into())),

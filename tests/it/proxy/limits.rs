@@ -231,8 +231,13 @@ fn a_port_in_use_is_named() {
         hash_subject: false,
         path: None,
     };
-    let config =
-        lanemesh::proxy::ProxyConfig { proxy: config, services: Default::default(), access_log: log, own: Vec::new() };
+    let config = lanemesh::proxy::ProxyConfig {
+        proxy: config,
+        services: Default::default(),
+        access_log: log,
+        node: "n1".into(),
+        own: Vec::new(),
+    };
     let clock = lanemesh::telemetry::Clock::start();
     let error = lanemesh::proxy::start(config, first.snapshots.clone(), first.metrics.clone(), clock).unwrap_err();
     let text = error.to_string();

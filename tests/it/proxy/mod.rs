@@ -3,5 +3,6 @@
 mod failover;
 mod limits;
 mod observe;
+mod plain;
 mod upgrade;
 mod wire;

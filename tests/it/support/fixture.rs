@@ -74,6 +74,7 @@ pub fn proxy_config() -> Proxy {
     Proxy {
         bind: "127.0.0.1:0".parse().unwrap(),
         ports: BTreeMap::new(),
+        tcp_ports: BTreeMap::new(),
         workers: 1,
         expose_decision: true,
         lane_header: "x-lane".into(),
@@ -86,6 +87,7 @@ pub fn proxy_config() -> Proxy {
         timeouts: Timeouts {
             connect: Duration::from_millis(500),
             per_try: Duration::from_secs(2),
+            silence: Duration::from_secs(1),
             total: Duration::from_secs(6),
             idle: Duration::from_secs(5),
             tunnel_idle: Duration::from_secs(5),
@@ -131,7 +133,13 @@ impl Fixture {
             hash_subject: false,
             path: Some(log.path().join("access.log")),
         };
-        let mut config = ProxyConfig { proxy: proxy_config(), services: BTreeMap::new(), access_log, own: Vec::new() };
+        let mut config = ProxyConfig {
+            proxy: proxy_config(),
+            services: BTreeMap::new(),
+            access_log,
+            node: "n1".into(),
+            own: Vec::new(),
+        };
         change(&mut config);
         let mut fixture = Self {
             running: None,
