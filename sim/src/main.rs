@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use lanemesh_sim::{
     invariants,
+    level2::Totals,
     library::LIBRARY,
     log::Log,
     play::{Options, play},
@@ -43,6 +44,9 @@ enum Verb {
         /// Another number of hosts than the scenario says.
         #[arg(long)]
         nodes: Option<u32>,
+        /// Another level than the scenario says: 1, or 2 for real QUIC and TLS between the nodes.
+        #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
+        level: Option<u8>,
         #[command(flatten)]
         show: Show,
     },
@@ -57,6 +61,9 @@ enum Verb {
         /// Virtual minutes of each run.
         #[arg(long, default_value_t = 5.0)]
         minutes: f64,
+        /// 1, or 2 for real QUIC and TLS between the nodes (20 to 50 of them).
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+        level: u8,
         /// Where histories that fail are written, for `replay` and `shrink`.
         #[arg(long, default_value = "sim-failures")]
         keep: PathBuf,
@@ -136,13 +143,16 @@ fn main() -> ExitCode {
 
 fn run(verb: Verb) -> anyhow::Result<bool> {
     match verb {
-        Verb::Run { scenario, seed, nodes, show } => {
+        Verb::Run { scenario, seed, nodes, level, show } => {
             let mut scenario = find(&scenario)?;
             scenario.mesh.nodes = nodes.unwrap_or(scenario.mesh.nodes);
+            scenario.level = level.unwrap_or(scenario.level);
             scenario.check()?;
             one(&scenario, seed, &show)
         }
-        Verb::Swarm { seeds, nodes, minutes, keep, json } => swarm(seeds, Size { nodes, minutes }, &keep, json),
+        Verb::Swarm { seeds, nodes, minutes, level, keep, json } => {
+            swarm(seeds, Size { nodes, minutes }, level, &keep, json)
+        }
         Verb::Draw { seed, nodes, minutes } => {
             let scenario = draw(seed, Size { nodes, minutes });
             show(&history(&scenario, seed)?.to_string());
@@ -211,8 +221,9 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
     let mesh = &scenario.mesh;
     if !show.json {
         println!(
-            "scenario {} seed {seed}: {} nodes, {} seeds, {} services, {} requests/s a node, loss {} %, {} + {} s",
+            "scenario {} seed {seed} level {}: {} nodes, {} seeds, {} services, {} requests/s a node, loss {} %, {} + {} s",
             scenario.name,
+            scenario.level,
             mesh.nodes,
             mesh.seeds,
             mesh.services,
@@ -252,6 +263,15 @@ fn print_summary(summary: &Summary) {
         summary.reasons
     );
     println!("{} bytes a node and second; {events} events, hash {}", summary.bytes_per_node_second, summary.hash);
+    if let Some(network) = &summary.network {
+        let Totals { packets, dials, dials_failed, accepted, superseded, evicted, dropped, overflown, .. } = network;
+        println!(
+            "network: {packets} packets; {dials} dials, {dials_failed} in vain, {} of silent peers; {accepted} accepted, \
+             {superseded} superseded, {evicted} evicted, {} open; {} refused over certificates; {dropped} envelopes dropped, \
+             {overflown} packets overflown",
+            network.dials_of_silent, network.connections, network.handshakes_failed
+        );
+    }
     for violation in &summary.violations {
         println!(
             "VIOLATION {} ({} times, first at {:.3} s): {}",
@@ -263,14 +283,17 @@ fn print_summary(summary: &Summary) {
     }
 }
 
-fn swarm((first, last): (u64, u64), size: Size, keep: &Path, json: bool) -> anyhow::Result<bool> {
+fn swarm((first, last): (u64, u64), size: Size, level: u8, keep: &Path, json: bool) -> anyhow::Result<bool> {
     if !json {
-        println!("swarm of seeds {first}..{last}: up to {} nodes, {} virtual minutes each", size.nodes, size.minutes);
+        println!(
+            "swarm of seeds {first}..{last} at level {level}: up to {} nodes, {} virtual minutes each",
+            size.nodes, size.minutes
+        );
     }
     let progress = std::io::stderr().is_terminal() && !json;
     let mut bad = 0;
     for seed in first..=last {
-        let scenario = draw(seed, size);
+        let scenario = Scenario { level, ..draw(seed, size) };
         let summary = play(&scenario, seed, Options::default());
         if json {
             println!("{}", serde_json::to_string(&summary)?);

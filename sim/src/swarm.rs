@@ -56,6 +56,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         name: format!("swarm-{seed}"),
         about: "drawn by `swarm`".into(),
         cases: Vec::new(),
+        level: 1,
         seconds,
         settle,
         mesh,
@@ -132,7 +133,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
         Do::Lie => step,
         Do::Drain => step,
         Do::Join => Step { t, act: Act(kind), count: Some(1), ..Step::default() },
-        Do::Start | Do::Churn => return None,
+        Do::Start | Do::Churn | Do::Squat => return None,
     })
 }
 

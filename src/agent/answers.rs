@@ -12,7 +12,7 @@ use super::{
 use crate::{
     config::{Check, parse_check},
     lanes::{CompiledPolicy, Entry},
-    node::{InstanceSpec, OrderError},
+    node::{InstanceSpec, Node, OrderError},
     types::{InstanceRecord, Lane, MemberState, ServiceName},
 };
 
@@ -63,10 +63,12 @@ impl Agent {
                 self.answer_when_written(done.map_err(Into::into), back);
             }
             Ask::SetPolicy(service, change, back) => {
-                drop(back.send(self.node.set_policy(now, &service, &change).map_err(Into::into)));
+                let set = |node: &mut Node| node.set_policy(now, &service, &change).map_err(Into::into);
+                drop(back.send(self.sensible(&service, &change).and_then(|()| set(&mut self.node))));
             }
             Ask::Rollback(service, reason, back) => {
-                drop(back.send(self.node.rollback(now, &service, &reason).map_err(Into::into)));
+                let roll = |node: &mut Node| node.rollback(now, &service, &reason).map_err(Into::into);
+                drop(back.send(self.known_service(&service).and_then(|()| roll(&mut self.node))));
             }
             Ask::Health(id, health) => self.node.set_health(now, &id, health),
             Ask::Shutdown => self.drain_for_shutdown(),
@@ -82,6 +84,10 @@ impl Agent {
     }
 
     fn register(&mut self, new: NewInstance) -> Result<InstanceRecord, CommandError> {
+        if let Some(other) = self.other_owner(&new.id) {
+            let text = format!("node `{other}` announces an instance `{}`: give this one an id of its own", new.id);
+            return Err(CommandError::Refused(text));
+        }
         let check = match new.check.as_deref() {
             None => Check::default(),
             Some(text) => {

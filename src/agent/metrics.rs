@@ -9,7 +9,7 @@ use prometheus_client::{
 
 use crate::{
     net::{Net, NetStats},
-    node::{Counters, Event, Node},
+    node::{Counters, Event, Node, Now},
     routing::Snapshot,
     telemetry::Metrics,
     types::MemberState,
@@ -38,6 +38,8 @@ pub struct MeshMetrics {
     health: Gauge,
     backlog: Gauge,
     connections: Gauge,
+    silence: Gauge<f64, AtomicU64>,
+    clock_ahead: Gauge<f64, AtomicU64>,
     snapshot: Gauge,
     snapshot_age: Gauge<f64, AtomicU64>,
     moved: Gauge,
@@ -75,6 +77,11 @@ impl MeshMetrics {
         let snapshot_age = Gauge::<f64, AtomicU64>::default();
         let help = "Age of the routing snapshot in force; old is well while nothing changes";
         metrics.register("snapshot_age_seconds", help, snapshot_age.clone());
+        let [silence, clock_ahead] = [(); 2].map(|()| Gauge::<f64, AtomicU64>::default());
+        let help = "Time since any peer was heard of; 0 while none is known. A view that nobody refreshes is old";
+        metrics.register("peer_silence_seconds", help, silence.clone());
+        let help = "How far this node's clock is ahead of the middle of its peers' (negative: behind)";
+        metrics.register("clock_ahead_seconds", help, clock_ahead.clone());
         let gauge = |name, help| metrics.register_gauge(name, help);
         let counter = |name, help| metrics.register_counter(name, help);
         Self {
@@ -83,6 +90,8 @@ impl MeshMetrics {
             bytes,
             dropped,
             snapshot_age,
+            silence,
+            clock_ahead,
             dials: counter("peer_dials", "Connections to peers begun"),
             dials_failed: counter("peer_dials_failed", "Dials that led to no connection"),
             evicted: counter("peer_connections_evicted", "Connections closed to keep the pool within its limit"),
@@ -131,7 +140,7 @@ impl MeshMetrics {
     }
 
     /// Takes the present numbers; called about once a second.
-    pub fn observe(&self, node: &Node, net: &Net) {
+    pub fn observe(&self, now: Now, node: &Node, net: &Net) {
         let mut by_state =
             [MemberState::Alive, MemberState::Doubtful, MemberState::Down, MemberState::Left].map(|s| (s, 0));
         for (id, entry) in node.catalog().members() {
@@ -148,6 +157,9 @@ impl MeshMetrics {
         let held = node.catalog().instances().filter(|entry| !entry.record.removed).count();
         self.instances.set(held as i64);
         self.policies.set(node.catalog().policies().count() as i64);
+        let silence = node.membership().last_heard().map(|heard| now.mono.since(heard));
+        self.silence.set(silence.unwrap_or_default().as_secs_f64());
+        self.clock_ahead.set(node.clock_ahead(now).unwrap_or(0) as f64 / 1000.0);
         self.health.set(i64::from(node.membership().health_score()));
         self.backlog.set(node.gossip_backlog() as i64);
         self.connections.set(net.connections() as i64);

@@ -1,6 +1,7 @@
 //! The loop.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -13,16 +14,17 @@ use super::{
     NodeInfo, StateDir,
     handle::{Ask, Handle},
     metrics::MeshMetrics,
+    post::{self, ForPeople, ForShell},
     seeds, views,
 };
 use crate::{
     config::Check,
-    net::{Net, NetEvent, NetFault},
-    node::{DialError, Event, Input, InstanceSpec, Node, Now, Output, SHUTDOWN},
+    net::{Net, NetEvent},
+    node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN},
     ready::{Blocker, Ready},
     routing::{Locality, Snapshot},
     telemetry::Clock,
-    types::{InstanceId, Mono},
+    types::{InstanceId, Mono, NodeId},
 };
 
 /// Questions waiting for the agent.
@@ -114,6 +116,8 @@ pub struct Agent {
     pub(super) ready: Arc<Ready>,
     pub(super) host: String,
     pub(super) state: StateDir,
+    /// Own instances whose id another living member announces as well, as last said.
+    pub(super) twins: BTreeMap<InstanceId, NodeId>,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -147,6 +151,7 @@ impl Agent {
             ready: config.ready,
             host: config.host,
             state: config.state,
+            twins: BTreeMap::new(),
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -227,45 +232,42 @@ impl Agent {
     }
 
     fn net_event(&mut self, event: NetEvent) {
-        match event {
-            NetEvent::Envelope { from, addr, bytes } => self.feed(Input::Envelope { from, addr, bytes }),
-            NetEvent::SyncRequest { id, from, addr, bytes } => self.feed(Input::SyncRequest { id, from, addr, bytes }),
-            NetEvent::SyncReply { token, result } => {
-                let result = result.map_err(dial_error);
-                self.feed(Input::SyncEnded { token, result });
-            }
-            NetEvent::Refused { token } => self.feed(Input::Refused { token }),
-            NetEvent::NameClaimed { addr } => self.event(Event::NameClaimed { addr }),
-            NetEvent::HandshakeRefused { addr, reason } => tracing::warn!(%addr, "handshake refused: {reason}"),
+        match post::input(event) {
+            Ok(input) => self.feed(input),
+            Err(ForPeople::NameClaimed { addr }) => self.event(Event::NameClaimed { addr }),
+            Err(ForPeople::HandshakeRefused { addr, reason }) => tracing::warn!(%addr, "handshake refused: {reason}"),
         }
     }
 
     /// Carries out what the node wants.
     pub(super) fn carry_out(&mut self) {
         while let Some(output) = self.node.poll_output() {
-            match output {
-                Output::Send { to, addr, bytes } => self.net.send(&to, addr, bytes),
-                Output::OpenSync { token, node, addr, request } => {
-                    self.net.open_sync(token, node.as_ref(), addr, request)
+            match post::carry(&self.net, output) {
+                Some(ForShell::Publish(table)) => {
+                    self.builder.build(table);
+                    self.warn_of_twins();
                 }
-                Output::SyncReply { id, bytes } => self.net.reply(id, bytes),
-                Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
-                Output::Retire(node) => self.net.retire(&node),
-                Output::Publish(table) => self.builder.build(table),
-                Output::Persist(bytes) => self.state.write(bytes),
-                Output::Event(event) => self.event(event),
+                Some(ForShell::Persist(bytes)) => self.state.write(bytes),
+                Some(ForShell::Event(event)) => self.event(event),
+                None => {}
             }
         }
         let now = self.clock.mono();
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
-            self.metrics.observe(&self.node, &self.net);
+            self.metrics.observe(self.now(), &self.node, &self.net);
         }
     }
 
     fn event(&mut self, event: Event) {
         self.metrics.count(&event);
         match event {
+            Event::Joined { peers: 0, generation } => {
+                tracing::info!(
+                    generation,
+                    "takes part; nobody of the mesh has answered so far, seeds are asked again and again"
+                );
+            }
             Event::Joined { peers, generation } => tracing::info!(peers, generation, "joined the mesh"),
             Event::Member { node, state } => {
                 tracing::info!(%node, ?state, "member");
@@ -315,13 +317,5 @@ impl Agent {
     pub(super) fn drain_for_shutdown(&mut self) {
         // Nothing to drain is fine: this sidecar announces nothing.
         let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
-    }
-}
-
-fn dial_error(fault: NetFault) -> DialError {
-    match fault {
-        NetFault::Itself(_) => DialError::Itself,
-        NetFault::OwnName { .. } => DialError::OwnName,
-        other => DialError::Other(other.to_string()),
     }
 }

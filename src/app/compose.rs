@@ -10,14 +10,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{advertise, removal};
+use super::{advertise, identity, removal};
 use crate::{
     admin::{self, AdminState},
     agent::{Agent, AgentConfig, Ended, Handle, LocalInstance, MeshMetrics, NodeInfo, StateDir, Watch},
     config::{self, Config},
     net::{self, Net, NetConfig},
     node::{InstanceSpec, Node, NodeConfig, Now},
-    pki::Identity,
     probe,
     proxy::{self, ProxyConfig},
     ready::Ready,
@@ -55,8 +54,11 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     }
     raise_file_limit();
     let clock = Clock::start();
-    let identity = Arc::new(Identity::load(&config.identity.certificate, &config.identity.key, &config.identity.ca)?);
-    let node_id = same_names(&config, &identity)?;
+    let identity = Arc::new(identity::load(&config)?);
+    for warning in identity::warnings(&config, &identity) {
+        tracing::warn!("{warning}");
+    }
+    let node_id = identity::node(&identity);
     let state = StateDir::open(&config.data_dir)?;
     let stored = state.load();
     let token = Arc::new(admin::token::load_or_create(&config.data_dir)?);
@@ -74,6 +76,9 @@ pub async fn start(config: Config) -> Result<Sidecar> {
 
     let metrics = Arc::new(Metrics::new());
     let mesh_metrics = Arc::new(MeshMetrics::register(&metrics));
+    let help = "When this sidecar's certificate ends, in seconds since 1970; then every peer refuses it";
+    let expiry = metrics.register_gauge("certificate_expiry_timestamp_seconds", help);
+    expiry.set(i64::try_from(identity.facts().not_after.0 / 1000).unwrap_or(i64::MAX));
     let ready = Arc::new(Ready::default());
     let node_config = NodeConfig {
         node: node_id.clone(),
@@ -167,7 +172,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     };
     tokio::spawn(serve_admin(admin_listener, admin_state, stop_admin.clone()));
     let ended = Some(ended);
-    let (proxy, node) = (Some(proxy), identity.facts().node.clone());
+    let (proxy, node) = (Some(proxy), identity::node(&identity));
     Ok(Sidecar { handle, proxy, net, config, node, host, ready, ended, stop_admin, run_file })
 }
 
@@ -198,26 +203,6 @@ impl Sidecar {
         // Its absence says that nothing runs here.
         let _ = std::fs::remove_file(&self.run_file);
     }
-}
-
-/// The certificate decides; the configuration may only agree.
-fn same_names(config: &Config, identity: &Identity) -> Result<NodeId> {
-    let facts = identity.facts();
-    if let Some(node) = config.node.as_ref().filter(|node| **node != facts.node) {
-        bail!(
-            "node = \"{node}\", but certificate {} names node `{}`: change one of them",
-            config.identity.certificate.display(),
-            facts.node
-        );
-    }
-    if let Some(mesh) = config.mesh.as_ref().filter(|mesh| **mesh != facts.mesh) {
-        bail!(
-            "mesh = \"{mesh}\", but certificate {} is for mesh `{}`: change one of them",
-            config.identity.certificate.display(),
-            facts.mesh
-        );
-    }
-    Ok(facts.node.clone())
 }
 
 pub(super) fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {

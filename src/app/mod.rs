@@ -5,6 +5,7 @@
 
 mod advertise;
 mod compose;
+mod identity;
 mod reload;
 mod removal;
 mod shutdown;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 pub use compose::{Sidecar, start};
+pub use identity::{CertificateCheck, check_certificates};
 pub use removal::{MEMBERS, WorstCase, worst_removal};
 
 use self::shutdown::Told;

@@ -44,6 +44,9 @@ pub(super) struct Args {
     /// Any other key; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = super::values::tag)]
     pub set: Vec<(String, String)>,
+    /// End when the process that started this one ends
+    #[arg(long, value_name = "PID", hide = true)]
+    pub end_with_parent: Option<u32>,
 }
 
 impl Args {
@@ -85,6 +88,9 @@ impl Args {
 
 /// Runs until the sidecar ends.
 pub(super) fn run(args: &Args, json: bool) -> Result<ExitCode, Failure> {
+    if args.end_with_parent.is_some_and(|parent| !crate::demo::end_with_parent(parent)) {
+        return Err(Failure::new(Exit::Failed, "the process that was to start this one has ended"));
+    }
     let config =
         config::load(args.config.as_deref(), &args.overrides(json))?.map_err(|faults| config::refused(&faults))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(CONTROL_THREADS).enable_all().build();

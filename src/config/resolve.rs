@@ -107,7 +107,10 @@ fn gossip(s: &Section<'_>, f: &mut Faults) -> Gossip {
 }
 
 fn seeds(value: &Value, key: &Key) -> Parsed<Vec<String>> {
-    values::texts(value, key)?.into_iter().map(values::seed).collect()
+    let (good, bad): (Vec<_>, Vec<_>) =
+        values::texts(value, key)?.into_iter().map(values::seed).partition(Result::is_ok);
+    let bad = bad.into_iter().filter_map(Result::err).reduce(Wrong::and);
+    bad.map_or_else(|| Ok(good.into_iter().flatten().collect()), Err)
 }
 
 fn proxy(top: &Entries, f: &mut Faults) -> Proxy {

@@ -7,6 +7,7 @@
 //!
 //! Not here: sockets, files, names to resolve, and any decision about a request.
 
+mod clocks;
 mod gossip;
 mod ingress;
 mod io;
@@ -70,6 +71,7 @@ pub struct Node {
     tidy_at: Mono,
     persist_at: Option<Mono>,
     counters: Counters,
+    clocks: clocks::Clocks,
 }
 
 /// Where the node is in its life.
@@ -121,6 +123,7 @@ impl Node {
             tidy_at: now.mono + TIDY_EVERY,
             persist_at: None,
             counters: Counters::default(),
+            clocks: clocks::Clocks::default(),
             config,
             trust,
         };

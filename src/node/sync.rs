@@ -167,7 +167,7 @@ impl Node {
             nonce: entry.member.nonce,
         });
         let down = self.membership.down();
-        let reply = SyncReply { version: 1, statements, wanted, namesake, down };
+        let reply = SyncReply { version: 1, statements, wanted, namesake, down, wall: now.wall.0 };
         self.outputs.push_back(Output::SyncReply { id, bytes: reply.encode().into() });
         if self.catalog.member(from).is_some() {
             self.heard(now, from);
@@ -203,6 +203,7 @@ impl Node {
         if let Some(namesake) = reply.namesake {
             self.namesake(now, namesake);
         }
+        self.peer_clock(now, from, reply.wall);
         self.statements(now, from, reply.statements);
         for (node, generation, incarnation) in reply.down {
             self.membership.held_dead_by_peer(now.mono, &node, generation, incarnation, &*self.trust);

@@ -250,6 +250,11 @@ impl<'a> Exchange<'a> {
             let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
             return Err(Refusal { reason: Reason::BadResponse, detail });
         }
+        if !headers::framing_is_plain(&head.headers) {
+            self.blame(Reason::BadResponse, entry, "it uses a transfer coding that nobody asked for");
+            let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
+            return Err(Refusal { reason: Reason::BadResponse, detail });
+        }
         let retryable = matches!(head.status.as_u16(), 502..=504);
         let body = if !retryable && reads_whole(self.flight.class, &self.parts.method, &body) {
             let mut gathering = Gathering::new(body);

@@ -109,10 +109,11 @@ impl Flight {
             client: self.client.address,
             method: self.method.to_string(),
             service: self.service.as_ref().map(|service| service.name.clone()),
-            path: self.uri.to_string(),
+            // Without the query: tokens and personal data travel there.
+            path: self.uri.path().to_owned(),
             status: self.status,
             bytes: self.bytes,
-            duration_ms: took.as_secs_f64() * 1e3,
+            duration_ms: (took.as_secs_f64() * 1e6).round() / 1e3,
             route_key: self.route_key.as_deref().or(self.subject.as_deref()).map(str::to_owned),
             user_id: self.subject.as_deref().map(str::to_owned),
             gray_result: self.decision.as_ref().map(|decision| decision.lane.reason.as_str()),

@@ -3,7 +3,10 @@
 use std::rc::Rc;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header, request::Parts};
-use hyper::body::{Body, Incoming};
+use hyper::{
+    body::{Body, Incoming},
+    ext::ReasonPhrase,
+};
 
 use super::{
     Reason,
@@ -193,7 +196,16 @@ fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         lease.link.spend();
     }
+    // Of what hyper notes beside a head, only a reason phrase of the instance's own is anybody else's business.
+    let phrase = head.extensions.remove::<ReasonPhrase>();
     head.extensions.clear();
+    match phrase {
+        Some(phrase) => drop(head.extensions.insert(phrase)),
+        None if head.status.canonical_reason().is_none() => {
+            head.extensions.insert(ReasonPhrase::from_static(b""));
+        }
+        None => {}
+    }
     // The client's own version decides the framing; an instance that speaks 1.0 does not make the client's connection 1.0.
     head.version = http::Version::HTTP_11;
     let silence = worker.config.timeouts.idle;

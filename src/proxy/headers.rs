@@ -182,8 +182,23 @@ pub(super) fn name_value(name: &str) -> HeaderValue {
     HeaderValue::from_str(name).unwrap_or_else(|_| HeaderValue::from_static("other"))
 }
 
+/// Whether a response's body comes as it is, or in chunks: any other transfer coding would have to be undone here (RFC 9112
+/// 7), and none was asked for, since no `TE` is ever sent.
+pub(super) fn framing_is_plain(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(coding), None) => coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"),
+        _ => false,
+    }
+}
+
 /// Cleans a response's headers.
 pub(super) fn clean_response(headers: &mut HeaderMap) {
+    // Chunks say how long a body is, whatever the other header claims (RFC 9112 6.3).
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     // What an upstream nominates by mistake (its own Content-Length) is kept; the rest goes.
     let framing = |name: &HeaderName| [header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name);
     // On refusal nothing was removed: the response is passed on with its framing whole.

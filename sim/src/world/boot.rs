@@ -16,6 +16,7 @@ use lanemesh::{
 use super::World;
 use crate::{
     app::{App, Mood},
+    cpu::Cpu,
     host::{Disk, Host, Off},
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
     scenario::Profile,
@@ -45,6 +46,7 @@ impl World {
         let index = self.hosts.len() as u32;
         let id = NodeId::new(&name.unwrap_or_else(|| format!("n{index}"))).expect("a valid name");
         let mesh = &self.scenario.mesh;
+        let cpu = mesh.cpu;
         let mut chance = self.chance(&[HOST, u64::from(index)]);
         let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
         let locality = Locality {
@@ -88,6 +90,8 @@ impl World {
             island: None,
             island_since: 0,
             sent: (0, 0),
+            cpu: Arc::new(Cpu::new(cpu)),
+            busy_until: 0,
             wakes: (0, 0),
             id: id.clone(),
         });
@@ -110,13 +114,14 @@ impl World {
         }
         self.hosts[at].addr = addr;
         self.hosts[at].epoch += 1;
+        self.start_real(host, with_disk);
         let Some(node) = self.new_node(host) else { return };
         let (now, run) = (self.now, self.hosts[at].run());
         let entry = &mut self.hosts[at];
         entry.node = Some(node);
         (entry.off, entry.paused, entry.frozen, entry.leaving) = (None, None, false, false);
         (entry.started, entry.ready_since, entry.clean_since) = (now, None, now);
-        (entry.wake, entry.table) = (None, None);
+        (entry.wake, entry.table, entry.busy_until) = (None, None, 0);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
         entry.builder = Builder::new(entry.locality.clone());
@@ -156,8 +161,10 @@ impl World {
             coalesce: COALESCE,
             seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
         };
-        let trust = SimTrust::honest(MESH, &entry.id, &services, self.register.clone());
-        match Node::new(config, Arc::new(trust), entry.load(), entry.now(self.now)) {
+        let trust = self
+            .real_trust(host, true)
+            .unwrap_or_else(|| Arc::new(SimTrust::honest(MESH, &entry.id, &services, self.register.clone())));
+        match Node::new(config, trust, entry.load(), entry.now(self.now)) {
             Ok(node) => Some(node),
             Err(error) => {
                 self.findings.add("node-starts", format!("{} does not start: {error}", entry.id));
@@ -207,6 +214,7 @@ impl World {
         if entry.node.take().is_none() {
             return;
         }
+        let run = entry.run();
         self.addrs.remove(&entry.addr);
         (entry.off, entry.ended, entry.paused, entry.frozen) = (Some(why), now, None, false);
         entry.inbox.clear();
@@ -215,14 +223,19 @@ impl World {
             // Nobody is left; what they held may be gone with their disks.
             self.stats.orders.clear();
         }
+        self.end_real(run, why);
         self.islands_changed();
     }
 
     /// The configured seeds' addresses now; their names are looked up again every 5 s.
     pub(super) fn resolve_seeds(&mut self, run: Run) {
-        let seeds = self.hosts.iter().take(self.scenario.mesh.seeds as usize).map(|seed| seed.addr).collect();
-        self.feed(run.host, Input::Seeds(seeds));
+        self.feed(run.host, Input::Seeds(self.seeds()));
         self.after(5 * SECOND, Event::Seeds(run));
+    }
+
+    /// The present addresses of the configured seeds.
+    pub(super) fn seeds(&self) -> Vec<SocketAddr> {
+        self.hosts.iter().take(self.scenario.mesh.seeds as usize).map(|seed| seed.addr).collect()
     }
 
     /// A stopped process goes on; a host's first start is one as well.
@@ -242,6 +255,7 @@ impl World {
             self.happen(event);
         }
         self.wake(run.host);
+        self.release_real(run.host);
     }
 
     /// A host's process stands still until then.

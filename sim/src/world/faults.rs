@@ -51,7 +51,7 @@ impl World {
 
     fn sides(&self, index: u32, step: &Step) -> (Vec<u32>, Vec<u32>) {
         let there: Vec<u32> = match step.act.0 {
-            Do::Start => self.hosts.iter().filter(|host| !host.is_up()).map(|host| host.index).collect(),
+            Do::Start | Do::Squat => self.hosts.iter().filter(|host| !host.is_up()).map(|host| host.index).collect(),
             _ => self.hosts.iter().filter(|host| host.is_up()).map(|host| host.index).collect(),
         };
         let mut chance = self.chance(&[STEP, u64::from(index)]);
@@ -106,6 +106,7 @@ impl World {
                 self.after(MILLI, Event::Part { step: index, part: host });
             }
             Do::Worsen => self.trouble(host),
+            Do::Squat => self.squat(host),
             Do::Join | Do::OneWay | Do::Partition | Do::FlipFlop | Do::Roll | Do::Policy | Do::Rollback | Do::Churn => {
             }
         }
@@ -182,6 +183,7 @@ impl World {
             Do::Disk => self.hosts[at].disk = Disk::Works,
             Do::App => self.app_well_again(host),
             Do::Lie => self.hosts[at].lies = false,
+            Do::Squat => self.end_squat(host),
             _ => {}
         }
     }
@@ -458,6 +460,7 @@ pub fn letter(act: Do) -> char {
         Do::Rollback => 'B',
         Do::Churn => 'N',
         Do::Lie => 'Z',
+        Do::Squat => 'Q',
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! It has what a real one would have: its own key, and whatever it overheard. It can't make another's signature; it may try.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use lanemesh::{
-    types::{Health, InstanceRecord, NodeId, Trust},
+    types::{Health, InstanceRecord, NodeId},
     wire::{Accusation, Alive, Body, Ctl, Envelope, Evidence, Frame, Kind, Left, Member, Statement, key_id},
 };
 
@@ -62,12 +64,13 @@ impl World {
         let (own, other) = (&self.hosts[liar as usize], &self.hosts[victim as usize]);
         let generation = other.node.as_ref().map_or(1, |node| node.generation());
         let incarnation = other.node.as_ref().map_or(0, |node| node.membership().incarnation());
-        let trust = SimTrust::liar(MESH, &own.id, &self.services);
+        let trust =
+            self.real_trust(liar, false).unwrap_or_else(|| Arc::new(SimTrust::liar(MESH, &own.id, &self.services)));
         let key =
             trust.check_certificate(trust.own_certificate(), own.now(self.now).wall).map_or(0, |f| key_id(&f.key));
         let say = |body: &Body, signer: &NodeId| {
             let certified = matches!(body.kind(), Kind::Member | Kind::Policy);
-            Frame::Statement(Statement::sign(&trust, signer, key, body.kind(), body.encode(), certified))
+            Frame::Statement(Statement::sign(&*trust, signer, key, body.kind(), body.encode(), certified))
         };
         let (me, it) = (own.id.clone(), other.id.clone());
         match kind {

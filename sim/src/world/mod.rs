@@ -7,6 +7,7 @@ mod boot;
 mod faults;
 mod lies;
 mod oracle;
+mod real;
 mod traffic;
 mod wire;
 
@@ -25,6 +26,7 @@ use crate::{
     conns::Conns,
     host::Host,
     invariants::{Findings, Invariant},
+    level2::Level2,
     links::Links,
     log::Log,
     queue::{Event, Queue, Run, SECOND, Time, seconds},
@@ -59,6 +61,8 @@ pub struct World {
     pub log: Log,
     /// What is wrong.
     pub findings: Findings,
+    /// The real network, at level 2.
+    pub(crate) real: Option<Level2>,
     /// When all faults ended, once they have.
     pub calm_since: Option<Time>,
     queue: Queue,
@@ -99,6 +103,7 @@ impl World {
             stats: Stats::default(),
             log,
             findings: Findings::default(),
+            real: None,
             calm_since: None,
             queue: Queue::default(),
             names: FxHashMap::default(),
@@ -113,6 +118,9 @@ impl World {
             stop_at_first: false,
             scenario,
         };
+        if world.scenario.level == 2 {
+            world.make_real();
+        }
         world.plan_start();
         world
     }
@@ -137,6 +145,7 @@ impl World {
             self.stats.events += 1;
             let sampled = matches!(event, Event::Sample);
             self.happen(event);
+            self.turn();
             if sampled {
                 each_second(self);
             }
@@ -185,6 +194,10 @@ impl World {
             Event::End(step) => self.finish(step),
             Event::Part { step, part } => self.part(step, part),
             Event::Sample => self.sample(),
+            Event::Packet(packet) => self.packet(*packet),
+            Event::Due => self.due(),
+            Event::Free(run) => self.release_real(run.host),
+            Event::Gone(run) => self.gone(run),
         }
     }
 
@@ -201,6 +214,14 @@ impl World {
         let now = self.now;
         let host = &mut self.hosts[run.host as usize];
         if host.epoch != run.epoch || host.node.is_none() {
+            return None;
+        }
+        if host.busy_until > now {
+            // It is still at work; this comes next.
+            if matches!(event, Event::Wake(_)) {
+                host.wake = Some(host.busy_until);
+            }
+            self.queue.plan(host.busy_until, event);
             return None;
         }
         let Some(until) = host.paused.filter(|until| *until > now) else { return Some(event) };

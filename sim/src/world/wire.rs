@@ -50,6 +50,7 @@ impl World {
             let Some(output) = self.hosts[host as usize].node.as_mut().and_then(|node| node.poll_output()) else {
                 break;
             };
+            let Some(output) = self.carry(host, output) else { continue };
             match output {
                 Output::Send { to, addr, bytes } => self.send(host, &to, addr, bytes),
                 Output::OpenSync { token, node, addr, request } => self.open_sync(host, token, node, addr, request),
@@ -89,7 +90,7 @@ impl World {
         }
     }
 
-    fn node_event(&mut self, host: u32, event: NodeEvent) {
+    pub(super) fn node_event(&mut self, host: u32, event: NodeEvent) {
         self.log.note(self.now, || format!("{} {event:?}", self.hosts[host as usize].id));
         match event {
             NodeEvent::Member { node, state } => {
@@ -118,6 +119,10 @@ impl World {
         let entry = &mut self.hosts[from as usize];
         entry.sent = (entry.sent.0 + size, entry.sent.1 + 1);
         let epoch = entry.epoch;
+        if self.real.is_some() {
+            self.carry(from, Output::Send { to: to.clone(), addr, bytes });
+            return;
+        }
         let Some(peer) = self.reachable_as(addr, to) else { return };
         let ends = ((from, epoch), (peer, self.hosts[peer as usize].epoch));
         match self.conns.standing(self.now, ends.0, ends.1) {

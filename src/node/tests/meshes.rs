@@ -425,3 +425,17 @@ fn the_same_seed_is_the_same_history() {
     assert_eq!(history(5), history(5));
     assert_ne!(history(5), history(6));
 }
+
+#[test]
+fn a_node_whose_clock_is_ahead_of_its_peers_sets_no_policy_that_only_it_would_follow() {
+    let mut world = World::mesh(4, 65);
+    let canary = PolicyChange { sizes: [(Lane::new("canary").unwrap(), 500)].into(), ..PolicyChange::default() };
+    world.order_of(2, |node, mut now| {
+        now.wall.0 += 3_600_000;
+        let error = node.set_policy(now, &orders(), &canary).unwrap_err().to_string();
+        assert!(error.contains(" s ahead of its peers'"), "{error}");
+        node.rollback(now, &orders(), "incident").unwrap();
+    });
+    world.run(SECOND);
+    world.order_of(2, |node, now| node.set_policy(now, &orders(), &canary).map(drop).unwrap());
+}

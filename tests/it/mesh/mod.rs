@@ -8,6 +8,7 @@ mod files;
 mod instances;
 mod names;
 mod networks;
+mod orders;
 mod reload;
 mod restart;
 mod together;

@@ -189,7 +189,7 @@ fn a_pulled_cable_and_a_partition_that_heals() {
     all_see(&here, &there);
     world.cable(false);
     world.inside(0, || {
-        here[1].must("PATCH", "/v1/policies/orders", &json!({ "sizes": { "canary": 700 } }));
+        here[1].must("PATCH", "/v1/policies/orders", &json!({ "sizes": { "canary": 700 }, "force": true }));
         here[1].must("PATCH", "/v1/instances/a2", &json!({ "weight": 77 }));
         wait("the other side is lost", || {
             here.iter().all(|pod| ["b1", "b2"].iter().all(|b| pod.state_of(b) == "down"))
