@@ -36,6 +36,8 @@ pub(super) struct Client {
     tunnel: RefCell<Option<Tunnel>>,
     /// It has become that, and looks after itself.
     tunnelled: Cell<bool>,
+    /// Its number on this thread, once it is registered.
+    number: Cell<u64>,
     /// Requests handed over by hyper so far.
     served: Cell<u64>,
     in_flight: Cell<u32>,
@@ -68,6 +70,7 @@ impl Client {
             wire,
             tunnel: RefCell::default(),
             tunnelled: Cell::new(false),
+            number: Cell::new(0),
             served: Cell::new(0),
             in_flight: Cell::new(0),
             end: Notify::new(),
@@ -110,6 +113,25 @@ impl Client {
     /// The client's socket; the connection's own once HTTP is over.
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
+    }
+
+    /// Its number on this thread.
+    pub(super) fn number(&self) -> u64 {
+        self.number.get()
+    }
+
+    /// Gives it its number.
+    pub(super) fn numbered(&self, number: u64) {
+        self.number.set(number);
+    }
+
+    /// Writes an interim response ahead of the one that is awaited, where that is possible at once: it is only a hint.
+    pub(super) fn hint(&self, text: &str) {
+        // hyper has nothing to write while it waits for the response, unless the client takes no bytes.
+        let waits = self.in_flight.get() > 0 && self.wire.blocked.get().is_none() && !self.tunnelled.get();
+        if waits && self.socket.try_write(text.as_bytes()).is_ok_and(|count| count < text.len()) {
+            self.cut();
+        }
     }
 
     /// After the present response the connection is no longer HTTP.

@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::Mutex, time::Duration};
 
-use http::{HeaderValue, Request, Response, StatusCode, Version, request, response};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request, response};
 use hyper::{body::Incoming, client::conn::TrySendError};
 use tokio::{sync::oneshot, time::timeout_at};
 
@@ -12,6 +12,7 @@ use super::{
     flight::Flight,
     forward::{Refusal, reads_whole, reason_of, refusal},
     headers::{self, X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
+    hints,
     pool::{ConnectFault, Lease, Link},
     view::{Prepared, Service},
     worker::Worker,
@@ -172,18 +173,25 @@ impl<'a> Exchange<'a> {
         if let Some(wanted) = &self.flight.upgrade {
             headers::ask_upgrade(headers, wanted.clone());
         }
-        let gate = self.body.expects().then(|| {
-            let (open, opened) = oneshot::channel();
-            let open = Mutex::new(Some(open));
-            hyper::ext::on_informational(&mut request, move |response| {
-                let asked = response.status() == StatusCode::CONTINUE;
-                if let Some(open) = open.lock().ok().filter(|_| asked).and_then(|mut open| open.take()) {
-                    let _ = open.send(());
+        let (open, opened) = match self.body.expects().then(oneshot::channel) {
+            Some((open, opened)) => (Some(Mutex::new(Some(open))), Some(opened)),
+            None => (None, None),
+        };
+        // HTTP/1.0 knows no 1xx (RFC 9110 15.2).
+        let hints = (self.parts.version == Version::HTTP_11).then(|| self.flight.client.number());
+        if open.is_some() || hints.is_some() {
+            hyper::ext::on_informational(&mut request, move |response| match (response.status(), &open, hints) {
+                (StatusCode::CONTINUE, Some(open), _) => {
+                    if let Some(open) = open.lock().ok().and_then(|mut open| open.take()) {
+                        let _ = open.send(());
+                    }
                 }
+                // hyper asks the client by itself once its body is wanted.
+                (StatusCode::CONTINUE, None, _) | (_, _, None) => {}
+                (_, _, Some(number)) => hints::pass_on(number, response.status(), response.headers().clone()),
             });
-            opened
-        });
-        let (body, progress) = self.body.take(gate);
+        }
+        let (body, progress) = self.body.take(opened);
         *request.body_mut() = body;
         (request, progress)
     }
@@ -255,6 +263,10 @@ impl<'a> Exchange<'a> {
             let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
             return Err(Refusal { reason: Reason::BadResponse, detail });
         }
+        if framed_twice(&head, &self.parts.method) {
+            self.blame(Reason::BadResponse, entry, "its answer has both Content-Length and Transfer-Encoding");
+            return Ok(Tried::Failed(Outcome::Reset));
+        }
         let retryable = matches!(head.status.as_u16(), 502..=504);
         let body = if !retryable && reads_whole(self.flight.class, &self.parts.method, &body) {
             let mut gathering = Gathering::new(body);
@@ -314,6 +326,13 @@ impl<'a> Exchange<'a> {
         self.worker.metrics.upstream_stale.inc();
         Outcome::StaleConnection
     }
+}
+
+/// Whether a response's body has two lengths. hyper would believe one of them; whoever comes next may believe the other
+/// (RFC 9112 6.3).
+fn framed_twice(head: &response::Parts, method: &Method) -> bool {
+    let body = *method != Method::HEAD && !matches!(head.status.as_u16(), 204 | 304);
+    body && head.headers.contains_key(header::CONTENT_LENGTH) && head.headers.contains_key(header::TRANSFER_ENCODING)
 }
 
 /// While a body moves, the answer's head is waited for in spans of at least this.

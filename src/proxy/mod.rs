@@ -29,6 +29,7 @@ mod flight;
 mod forward;
 mod framing;
 mod headers;
+mod hints;
 mod io;
 mod pool;
 mod reach;

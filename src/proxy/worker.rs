@@ -17,7 +17,6 @@ use std::{
 use arc_swap::{ArcSwap, cache::Cache};
 use http::HeaderName;
 use ring::rand::{SecureRandom, SystemRandom};
-use rustc_hash::FxHashMap;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     net::TcpListener,
@@ -32,6 +31,7 @@ use super::{
     client::Client,
     client::serve,
     files::{self, Complaint},
+    hints::{self, Clients},
     pool::Pool,
     tcp,
     view::View,
@@ -314,7 +314,7 @@ pub(super) struct Worker {
     snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
-    clients: Rc<RefCell<FxHashMap<u64, Rc<Client>>>>,
+    clients: Clients,
     next_client: Rc<Cell<u64>>,
     shared: Arc<Shared>,
 }
@@ -407,6 +407,7 @@ impl Worker {
     /// Lets the sweep see a connection until the guard is dropped.
     pub(super) fn register(self: &Rc<Self>, client: &Rc<Client>) -> Registered {
         let id = self.next_client.replace(self.next_client.get() + 1);
+        client.numbered(id);
         self.clients.borrow_mut().insert(id, client.clone());
         Registered { worker: self.clone(), id }
     }
@@ -440,6 +441,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
         Ok(worker) => Rc::new(worker),
         Err(fault) => return tracing::error!("a data thread does not start: {fault}"),
     };
+    hints::on_this_thread(worker.clients.clone());
     let slot = Rc::new(Slot { worker: RefCell::new(worker) });
     for (listener, port) in listeners {
         match TcpListener::from_std(listener) {

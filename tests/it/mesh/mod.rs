@@ -11,5 +11,6 @@ mod networks;
 mod orders;
 mod reload;
 mod restart;
+mod rolling;
 mod together;
 mod traffic;
