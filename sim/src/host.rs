@@ -106,6 +106,8 @@ pub struct Host {
     pub cpu: Arc<Cpu>,
     /// Until when it works on that.
     pub busy_until: Time,
+    /// For when a look at what waits for it is planned.
+    pub free_at: Option<Time>,
     /// Timers run in the present second, to notice a node that spins.
     pub wakes: (Time, u32),
 }
@@ -140,6 +142,11 @@ impl Host {
     pub fn now(&self, now: Time) -> Now {
         let wall = (EPOCH_MS + now / 1_000_000).saturating_add_signed(self.clock);
         Now { mono: Mono(now), wall: Wall(wall) }
+    }
+
+    /// By how much what it sends now is late: it leaves when the work before it is done.
+    pub fn lateness(&self, now: Time) -> Time {
+        self.busy_until.saturating_sub(now) + self.cpu.due()
     }
 
     /// What a start begins with.

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use lanemesh_sim::{
-    invariants,
+    figures, invariants,
     level2::Totals,
     library::LIBRARY,
     log::Log,
@@ -97,6 +97,23 @@ enum Verb {
         #[arg(long, default_value_t = 200)]
         runs: u32,
     },
+    /// Measures what membership promises: goal beside what this build does.
+    Figures {
+        /// Which groups; all, when none is named.
+        names: Vec<String>,
+        /// Meshes of more nodes are left out.
+        #[arg(long, default_value_t = 100)]
+        most: u32,
+        /// Trials of each kind, or seeds.
+        #[arg(long, default_value_t = 10)]
+        trials: u32,
+        /// First seed.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Virtual node-hours of each calm run; from 100 on the partition of an hour is measured, too.
+        #[arg(long, default_value_t = 10.0)]
+        node_hours: f64,
+    },
     /// Names scenarios and invariants.
     List,
     /// Describes an invariant.
@@ -163,6 +180,9 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             one(&scenario, seed, &show)
         }
         Verb::Shrink { file, runs } => shorten(&file, runs),
+        Verb::Figures { names, most, trials, seed, node_hours } => {
+            measure(&names, figures::Size { most, trials: trials.max(1), seed, node_hours })
+        }
         Verb::List => list(),
         Verb::Explain { invariant } => {
             let found = invariants::ALL.iter().find(|(name, _)| *name == invariant);
@@ -173,6 +193,26 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             Ok(true)
         }
     }
+}
+
+/// Prints each figure as it comes; whether all goals are met.
+fn measure(names: &[String], size: figures::Size) -> anyhow::Result<bool> {
+    if let Some(unknown) = names.iter().find(|name| !figures::CASES.iter().any(|case| case.name == **name)) {
+        let known: Vec<&str> = figures::CASES.iter().map(|case| case.name).collect();
+        bail!("there are no figures `{unknown}`; there are: {}", known.join(", "));
+    }
+    println!("up to {} nodes, {} trials, first seed {}", size.most, size.trials, size.seed);
+    let mut missed = 0;
+    for case in figures::CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| name == case.name)) {
+        println!("\n{}: {}", case.name, case.about);
+        (case.run)(size, &mut |figure| {
+            missed += u32::from(!figure.met);
+            let mark = if figure.met { "    " } else { "MISS" };
+            println!("  {mark} {:<62} goal {:<14} ours {}", figure.what, figure.goal, figure.ours);
+        });
+    }
+    println!("\n{missed} goals missed");
+    Ok(missed == 0)
 }
 
 fn list() -> anyhow::Result<bool> {

@@ -100,6 +100,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
                 duplicate: 0.02,
                 reorder: 0.1,
                 reorder_ms: 20.0,
+                ..Quality::default()
             };
             Step { nodes: word(&["random 1", "random 2", "third"], chance), link: Some(link), ..step }
         }
@@ -133,7 +134,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
         Do::Lie => step,
         Do::Drain => step,
         Do::Join => Step { t, act: Act(kind), count: Some(1), ..Step::default() },
-        Do::Start | Do::Churn | Do::Squat => return None,
+        Do::Start | Do::Churn | Do::Squat | Do::Slow => return None,
     })
 }
 

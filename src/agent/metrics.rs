@@ -126,15 +126,11 @@ impl MeshMetrics {
             Event::Member { state, .. } => {
                 self.changes.get_or_create(&State { state: word(*state) }).inc();
             }
-            Event::Refused { .. } => {
-                self.refused.inc();
-            }
-            Event::Malformed { .. } => {
-                self.malformed.inc();
-            }
             Event::NameClaimed { .. } => {
                 self.name_claims.inc();
             }
+            // These are told once a minute; what is counted is in the node's own counters.
+            Event::Refused { .. } | Event::Malformed { .. } => {}
             Event::Joined { .. } | Event::NameTaken { .. } | Event::Report(_) => {}
         }
     }
@@ -163,7 +159,10 @@ impl MeshMetrics {
         self.health.set(i64::from(node.membership().health_score()));
         self.backlog.set(node.gossip_backlog() as i64);
         self.connections.set(net.connections() as i64);
-        let Counters { syncs_opened, syncs_answered, publications, .. } = node.counters();
+        let Counters { syncs_opened, syncs_answered, publications, statements_refused, malformed, .. } =
+            node.counters();
+        raise(&self.refused, statements_refused);
+        raise(&self.malformed, malformed);
         self.observe_net(net.stats());
         raise(&self.syncs_opened, syncs_opened);
         raise(&self.syncs_answered, syncs_answered);

@@ -34,7 +34,12 @@ pub enum ForShell {
     /// See [`Output::Publish`].
     Publish(Arc<CandidateTable>),
     /// See [`Output::Persist`].
-    Persist(Bytes),
+    Persist {
+        /// As in [`Output::Persist`].
+        generation: u64,
+        /// As in [`Output::Persist`].
+        bytes: Bytes,
+    },
     /// See [`Output::Event`].
     Event(Event),
 }
@@ -60,7 +65,7 @@ pub fn carry(net: &Net, output: Output) -> Option<ForShell> {
         Output::UdpProbe { token, addr } => net.udp_probe(token, addr),
         Output::Retire(node) => net.retire(&node),
         Output::Publish(table) => return Some(ForShell::Publish(table)),
-        Output::Persist(bytes) => return Some(ForShell::Persist(bytes)),
+        Output::Persist { generation, bytes } => return Some(ForShell::Persist { generation, bytes }),
         Output::Event(event) => return Some(ForShell::Event(event)),
     }
     None

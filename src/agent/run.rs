@@ -8,7 +8,8 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use tokio::sync::{mpsc, oneshot};
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeInfo, StateDir,
@@ -22,7 +23,7 @@ use crate::{
     net::{Net, NetEvent},
     node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN},
     ready::{Blocker, Ready},
-    routing::{Locality, Snapshot},
+    routing::{self, Locality, Rules, Snapshot},
     telemetry::Clock,
     types::{InstanceId, Mono, NodeId},
 };
@@ -81,6 +82,8 @@ pub struct AgentConfig {
     pub seeds: Vec<String>,
     /// Where this sidecar stands.
     pub locality: Locality,
+    /// How its requests are routed.
+    pub rules: Rules,
     /// What to announce.
     pub instances: Vec<LocalInstance>,
     /// The way to the prober.
@@ -118,6 +121,9 @@ pub struct Agent {
     pub(super) state: StateDir,
     /// Own instances whose id another living member announces as well, as last said.
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
+    /// The highest generation that the writer has been given; told when it is on disk.
+    written: watch::Sender<u64>,
+    writing: u64,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -133,7 +139,7 @@ impl Agent {
         let (done, ended) = oneshot::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
         let builder = views::Builder::start(
-            config.locality.clone(),
+            routing::Builder::with(config.locality.clone(), config.rules),
             config.clock,
             snapshot.clone(),
             config.metrics.clone(),
@@ -152,6 +158,8 @@ impl Agent {
             host: config.host,
             state: config.state,
             twins: BTreeMap::new(),
+            written: watch::Sender::new(0),
+            writing: 0,
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -183,6 +191,7 @@ impl Agent {
         mut events: mpsc::Receiver<NetEvent>,
         mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
     ) -> Ended {
+        let mut written = self.written.subscribe();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -194,6 +203,10 @@ impl Agent {
             tokio::select! {
                 biased;
                 Some(event) = events.recv() => self.net_event(event),
+                Ok(()) = written.changed() => {
+                    let generation = *written.borrow_and_update();
+                    self.feed(Input::Persisted { generation });
+                }
                 Some(ask) = inbox.recv() => self.answer(ask),
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
@@ -247,7 +260,7 @@ impl Agent {
                     self.builder.build(table);
                     self.warn_of_twins();
                 }
-                Some(ForShell::Persist(bytes)) => self.state.write(bytes),
+                Some(ForShell::Persist { generation, bytes }) => self.persist(generation, bytes),
                 Some(ForShell::Event(event)) => self.event(event),
                 None => {}
             }
@@ -256,6 +269,18 @@ impl Agent {
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
             self.metrics.observe(self.now(), &self.node, &self.net);
+        }
+    }
+
+    /// A generation is used only when it is on disk; of later writes nobody waits for the end.
+    fn persist(&mut self, generation: u64, bytes: Bytes) {
+        self.state.write(bytes);
+        if generation > self.writing {
+            self.writing = generation;
+            let written = self.written.clone();
+            self.state.when_written(move || {
+                written.send_replace(generation);
+            });
         }
     }
 
@@ -281,8 +306,10 @@ impl Agent {
             Event::NameClaimed { addr } => {
                 tracing::error!(%addr, "another process claims this node's name, and was refused: give it a certificate of its own");
             }
-            Event::Refused { from, signer, reason } => tracing::warn!(%from, %signer, "not believed: {reason}"),
-            Event::Malformed { from, reason } => tracing::warn!(%from, "unreadable: {reason}"),
+            Event::Refused { from, signer, reason, times } => {
+                tracing::warn!(%from, %signer, times, "not believed: {reason}");
+            }
+            Event::Malformed { from, reason, times } => tracing::warn!(%from, times, "unreadable: {reason}"),
             Event::Report(text) => tracing::warn!("{text}"),
         }
     }

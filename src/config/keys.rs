@@ -80,8 +80,14 @@ impl Key {
 }
 
 /// The key of this name in this section.
+/// What stands in `routing` may stand in `service` too.
 pub(super) fn find(section: &str, name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.section == section && key.name == name)
+    KEYS.iter().find(|key| key.name == name && belongs(key, section))
+}
+
+/// Whether a key may stand in a section.
+pub(super) fn belongs(key: &Key, section: &str) -> bool {
+    key.section == section || (section == "service" && key.section == "routing")
 }
 
 /// Sections in the order of the reference, with what each is for.
@@ -91,6 +97,11 @@ pub(super) const SECTIONS: &[(&str, &str)] = &[
     ("gossip", "The mesh side: QUIC over UDP, between sidecars."),
     ("proxy", "The application side: one loopback port for every service."),
     ("proxy.timeouts", "Time limits of the data path."),
+    (
+        "routing",
+        "How requests are spread over a service's instances and kept away from sick ones. Every key of this section may stand \
+         in [service.NAME] as well, for that service alone.",
+    ),
     ("admin", "The admin API: health, readiness, metrics, and the API that the command line uses."),
     ("log", "What the sidecar says about itself, on standard error."),
     ("access_log", "One line per request."),
@@ -200,6 +211,36 @@ pub(super) const KEYS: &[Key] = keys! {
         "body" Span(ms(100), s(3_600)), Is("30s"),
             "A request body that is kept (at most max_replay_bytes), from its head to its last byte. Larger ones may take any time; \
              `idle` limits their silence.";
+    }
+    "routing": {
+        "breaker_failures" Whole(0, 16), Is("3"),
+            "So many failures of an instance's last breaker_of results open its breaker: it is passed over, and its users go to \
+             the next instance in their failover order. 0 leaves this rule out. An instance whose ordinary rate of errors is some \
+             per cent wants more.";
+        "breaker_of" Whole(1, 16), Is("6"), "How many results breaker_failures looks at.";
+        "breaker_window" Span(ms(100), s(600)), Is("10s"), "Failures are forgotten after this; also the window of breaker_share.";
+        "breaker_share" Share, Is("0.5"),
+            "This share of failures in the window opens the breaker too, when there were breaker_volume results or more.";
+        "breaker_volume" Whole(0, 100_000), Is("20"), "Fewest results in the window for breaker_share. 0 leaves that rule out.";
+        "breaker_open" Span(ms(100), s(3_600)), Is("10s"),
+            "How long an opened breaker keeps an instance away, give or take a fifth. Then one request of its own users tries it; \
+             if that fails, or it fails again soon after, this doubles. It gets shorter again only by successes.";
+        "breaker_open_max" Span(ms(100), s(86_400)), Is("5m"), "Up to where breaker_open doubles.";
+        "breaker_ramp" Span(ms(0), s(3_600)), Is("20s"),
+            "After a successful try, the time in which its users come back: a tenth of them at once, the rest evenly.";
+        "breaker_max_share" Share, Is("0.5"),
+            "Largest share of a lane's instances that breakers keep away at a time. One instance always stays. An instance that \
+             may not be kept away is used as it is, and counted.";
+        "breaker_counts" Texts, Is("connect,reset,timeout,500,502,503,504"),
+            "What counts as an instance's failure: connect (no connection), reset (it broke before the response), timeout (no \
+             response in time), 5xx, or statuses from 500 to 599.";
+        "retry_share" Share, Is("0.2"),
+            "Budget of this sidecar for retries after something was sent, as a share of the service's requests. Refused \
+             connections are free: nothing was sent.";
+        "retries_per_second" Whole(0, 10_000), Is("1"), "Retries allowed beyond that, for services with few requests.";
+        "slow_start" Span(ms(0), s(3_600)), Is("10s"),
+            "In which an instance that is new, or back in rotation, gets its users: a tenth of them at once, the rest evenly. 0ms: \
+             all at once.";
     }
     "admin": {
         "bind" Address, Is("127.0.0.1:15000"), "TCP address to bind. Other than loopback is refused unless allow_remote is true.";

@@ -7,18 +7,20 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use crate::types::{NodeId, Protocol, ServiceName, SubjectSource};
 
 use super::{
-    AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy,
+    AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy, Routing,
     ServiceRule, Shutdown, TcpKey, Timeouts,
     fault::{Faults, Wrong},
     keys::{Key, MAX_INSTANCES, MAX_SERVICES},
     overrides,
     raw::{self, Entries, Node, Value},
+    routing,
     table::{Section, keep_known},
     values::{self, Parsed, format_duration, parse_check, parse_subject, request_id_in, split},
 };
@@ -45,6 +47,7 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
     let log = Section::fixed("log", top);
     let shutdown = Section::fixed("shutdown", top);
     let node = root.get(f, "node", values::name);
+    let routing = Arc::new(routing::read(&Section::fixed("routing", top), &Routing::default(), f));
     let config = Config {
         mesh: root.get(f, "mesh", values::name),
         data_dir: root.value(f, "data_dir", path),
@@ -57,7 +60,8 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
         region: root.value(f, "region", values::name),
         zone: root.value(f, "zone", values::name),
         instances: instances(top, f),
-        services: services(top, f),
+        services: services(top, &routing, f),
+        routing,
         log_filter: log.value(f, "filter", values::log_filter),
         log_format: log.value(f, "format", log_format),
         access_log: access_log(&Section::fixed("access_log", top), f),
@@ -208,7 +212,7 @@ fn access_log(s: &Section<'_>, f: &mut Faults) -> AccessLog {
     }
 }
 
-fn services(top: &Entries, f: &mut Faults) -> BTreeMap<ServiceName, ServiceRule> {
+fn services(top: &Entries, routing: &Arc<Routing>, f: &mut Faults) -> BTreeMap<ServiceName, ServiceRule> {
     let mut rules = BTreeMap::new();
     let Some(node) = top.get("service") else { return rules };
     let Some(table) = node.table() else { return rules };
@@ -224,6 +228,7 @@ fn services(top: &Entries, f: &mut Faults) -> BTreeMap<ServiceName, ServiceRule>
             route_key: s.get(f, "route_key", subject),
             request_id_as_subject: s.value(f, "request_id_as_subject", values::flag),
             tcp_key: s.value(f, "tcp_key", tcp_key),
+            routing: Some(routing::read(&s, routing, f)).filter(|own| *own != **routing).map(Arc::new),
         };
         if let (Some(header), false) = (rule.subject.as_ref().and_then(request_id_in), rule.request_id_as_subject) {
             let cure = "use a header that stays with the user, or set request_id_as_subject = true for batch and load-test traffic";

@@ -1,6 +1,8 @@
 //! What the configuration means, with nothing left to check.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use super::Routing;
 
 use crate::types::{
     Env, InstanceId, Lane, MeshName, NodeId, Protocol, Region, ServiceName, SubjectSource, VersionName, Zone,
@@ -21,6 +23,8 @@ pub struct Config {
     pub gossip: Gossip,
     /// Application side.
     pub proxy: Proxy,
+    /// How requests are spread over a service that has no rules of its own.
+    pub routing: Arc<Routing>,
     /// Admin API.
     pub admin: Admin,
     /// Where this sidecar stands.
@@ -136,7 +140,7 @@ pub struct Timeouts {
 }
 
 /// This sidecar's rule for one service.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ServiceRule {
     /// Subject; `None` takes the policy's, then the default.
     pub subject: Option<SubjectSource>,
@@ -146,6 +150,8 @@ pub struct ServiceRule {
     pub request_id_as_subject: bool,
     /// What is hashed for connections of its TCP port.
     pub tcp_key: TcpKey,
+    /// How its requests are spread; `None` takes [`Config::routing`].
+    pub routing: Option<Arc<Routing>>,
 }
 
 /// What places a TCP connection on the ring.

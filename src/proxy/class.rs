@@ -9,9 +9,9 @@ pub(super) fn retry(outcome: Outcome) -> Option<&'static str> {
         Outcome::StaleConnection => Some("stale_connection"),
         Outcome::Reset => Some("reset"),
         Outcome::Timeout => Some("timeout"),
-        Outcome::RetryableStatus => Some("status"),
+        Outcome::RetryableStatus(_) => Some("status"),
         Outcome::Full => Some("full"),
-        Outcome::Answered => None,
+        Outcome::Answered(_) => None,
     }
 }
 

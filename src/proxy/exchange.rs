@@ -11,7 +11,7 @@ use super::{
     body::{AnswerBody, Gathering, Outgoing, Progress, RequestBody, Whole},
     flight::Flight,
     forward::{Refusal, reads_whole, reason_of, refusal},
-    headers::{self, X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
+    headers::{self, X_ATTEMPT, X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
     hints,
     pool::{ConnectFault, Lease, Link},
     view::{Prepared, Service},
@@ -84,7 +84,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// One try. An error ends the request: it is the client's doing, or no other instance would do better.
-    pub(super) async fn attempt(&mut self, at: u16, until: Mono, fresh: bool) -> Result<Tried, Refusal> {
+    pub(super) async fn attempt(&mut self, at: u16, number: u8, until: Mono, fresh: bool) -> Result<Tried, Refusal> {
         if let Some(reason) = self.failed.take() {
             self.worker.metrics.retried(self.service.name.as_str(), reason);
         }
@@ -104,7 +104,7 @@ impl<'a> Exchange<'a> {
         };
         let reused = link.reused;
         let prepared = self.service.prepared(&self.flight.view, at, &self.worker.metrics);
-        let (request, progress) = self.request(prepared.as_deref());
+        let (request, progress) = self.request(prepared.as_deref(), number);
         let mut lease = Lease::new(self.worker.pool.clone(), entry, link);
         let sent = lease.link.sender.try_send_request(request);
         self.others = self.others.saturating_sub(1);
@@ -153,7 +153,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// The request for one instance. What can be repeated is copied, what cannot is handed over and comes back only unsent.
-    fn request(&mut self, prepared: Option<&Prepared>) -> (Request<RequestBody>, Option<Rc<Progress>>) {
+    fn request(&mut self, prepared: Option<&Prepared>, number: u8) -> (Request<RequestBody>, Option<Rc<Progress>>) {
         let repeatable = self.repeatable();
         let mut request = Request::new(RequestBody::Kept(bytes::Bytes::new()));
         *request.method_mut() = self.parts.method.clone();
@@ -166,6 +166,7 @@ impl<'a> Exchange<'a> {
             headers.insert(X_LANE, prepared.lane.clone());
             headers.insert(X_VERSION, prepared.version.clone());
         }
+        headers.insert(X_ATTEMPT, HeaderValue::from(u16::from(number)));
         if let Some(deadline) = self.deadline {
             let left = deadline.since(self.worker.clock.mono()).as_millis();
             headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)));
@@ -286,8 +287,9 @@ impl<'a> Exchange<'a> {
         };
         let answer = Box::new(Answer { head, body, lease, instance, closes });
         if retryable {
+            let status = answer.head.status.as_u16();
             self.last = Some(answer);
-            return Ok(Tried::Failed(Outcome::RetryableStatus));
+            return Ok(Tried::Failed(Outcome::RetryableStatus(status)));
         }
         Ok(Tried::Answered(answer))
     }

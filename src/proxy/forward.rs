@@ -83,7 +83,7 @@ async fn answer(
     let decision = decide(worker, flight, &service, routed, headers);
     let limit = deadline::requested(headers);
     let upgrade = if *version == http::Version::HTTP_11 { headers::wanted_upgrade(headers) } else { None };
-    let hops = headers::clean_request(headers, &worker.lane_header)?.hops;
+    let headers::Cleaned { hops, repeated } = headers::clean_request(headers, &worker.lane_header)?;
     if hops >= headers::MAX_HOPS {
         return Err(Reason::Loop.into());
     }
@@ -92,8 +92,9 @@ async fn answer(
     // A body that is still on its way would have to be finished first; an `Upgrade` may be ignored at any time.
     flight.upgrade = upgrade.filter(|_| outgoing.replayable());
     let total = limit.map_or(worker.config.timeouts.total, |limit| limit.min(worker.config.timeouts.total));
-    let limits =
-        AttemptsConfig { max_retries: worker.config.max_retries, per_try: worker.config.timeouts.per_try, total };
+    // Retries of every layer multiply, so only one repeats: the one that began it.
+    let max_retries = if repeated { 0 } else { worker.config.max_retries };
+    let limits = AttemptsConfig { max_retries, per_try: worker.config.timeouts.per_try, total };
     let now = worker.clock.mono();
     let attempts = Attempts::new(&decision, flight.class, outgoing.replayable(), limits, now);
     let exchange = Exchange::new(worker, &service, routed, flight, parts, outgoing, limit.map(|limit| now + limit));
@@ -119,6 +120,9 @@ pub(super) fn decide(
         random: flight.random,
     };
     let decision = routing::choose(&flight.view.snapshot, routed, &request, worker.clock.mono());
+    if decision.panic {
+        worker.metrics.panicked(service.name.as_str());
+    }
     if decision.lane.probe {
         worker.metrics.lane_probe(service.name.as_str());
     }
@@ -164,17 +168,20 @@ pub(super) fn reason_of(fault: ClientFault) -> Reason {
 async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &Decision) -> Result<Answer, Refusal> {
     loop {
         match attempts.next(exchange.routed, exchange.worker.clock.mono()) {
-            Step::Try { instance, until, fresh } => match exchange.attempt(instance, until, fresh).await? {
-                Tried::Answered(answer) => {
-                    attempts.ended(routing::Outcome::Answered, exchange.routed, exchange.worker.clock.mono());
-                    exchange.flight.retries = u32::from(attempts.retries());
-                    return Ok(*answer);
+            Step::Try { instance, until, fresh } => {
+                match exchange.attempt(instance, attempts.number(), until, fresh).await? {
+                    Tried::Answered(answer) => {
+                        let outcome = routing::Outcome::Answered(answer.head.status.as_u16());
+                        attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
+                        exchange.flight.retries = u32::from(attempts.retries());
+                        return Ok(*answer);
+                    }
+                    Tried::Failed(outcome) => {
+                        attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
+                        exchange.failed = retry(outcome);
+                    }
                 }
-                Tried::Failed(outcome) => {
-                    attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
-                    exchange.failed = retry(outcome);
-                }
-            },
+            }
             Step::Wait(until) => tokio::time::sleep_until(exchange.worker.clock.instant(until).into()).await,
             Step::GiveUp(why) => {
                 exchange.flight.retries = u32::from(attempts.retries());

@@ -18,6 +18,7 @@ pub(super) const X_INSTANCE: HeaderName = HeaderName::from_static("x-lanemesh-in
 pub(super) const X_REASON: HeaderName = HeaderName::from_static("x-lanemesh-reason");
 pub(super) const X_BUCKET: HeaderName = HeaderName::from_static("x-lanemesh-bucket");
 pub(super) const X_ATTEMPTS: HeaderName = HeaderName::from_static("x-lanemesh-attempts");
+pub(super) const X_ATTEMPT: HeaderName = HeaderName::from_static("x-lanemesh-attempt");
 pub(super) const X_HOPS: HeaderName = HeaderName::from_static("x-lanemesh-hops");
 pub(super) const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
 pub(super) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
@@ -96,6 +97,8 @@ fn strip_ours(headers: &mut HeaderMap) {
 pub(super) struct Cleaned {
     /// Sidecars that it has passed.
     pub(super) hops: u32,
+    /// A sidecar before this one is already repeating it: the application handed on the number of a later try.
+    pub(super) repeated: bool,
 }
 
 /// What a client asks to upgrade to (RFC 9110 7.8): the tokens of `Upgrade`, if `Connection` lists it. `h2c` is not among them:
@@ -138,6 +141,7 @@ pub(super) fn clean_switch(headers: &mut HeaderMap, wanted: HeaderValue) {
 /// Cleans a request's headers. `lane_header` goes as well: whether it is honoured is decided before.
 pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -> Result<Cleaned, Reason> {
     let hops = headers.get(X_HOPS).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
+    let attempt: u32 = headers.get(X_ATTEMPT).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(1);
     let protected = |name: &HeaderName| {
         [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
             || name == lane_header
@@ -152,7 +156,7 @@ pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
         headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
     }
-    Ok(Cleaned { hops })
+    Ok(Cleaned { hops, repeated: attempt > 1 })
 }
 
 /// What the proxy tells an instance: the same for every try.

@@ -87,7 +87,7 @@ impl<'a> Reach<'a> {
 
     /// The instance that was reached carries: no other one is asked any more.
     pub(super) fn settled(&mut self) {
-        self.attempts.ended(Outcome::Answered, self.routed, self.worker.clock.mono());
+        self.attempts.ended(Outcome::Answered(200), self.routed, self.worker.clock.mono());
     }
 
     /// The instance that was reached closed before a byte was exchanged, which is as good as refusing.

@@ -204,6 +204,7 @@ pub fn start(
         let bound = bind_all(*wanted, &format!("TCP port of service `{service}`"), &port, &mut listeners)?;
         tcp_ports.insert(service.clone(), bound);
     }
+    metrics.watch(snapshots.clone(), clock);
     let dropped = metrics.access_log_dropped.clone();
     let (access, sink) = AccessLogger::start(&config.access_log, dropped).map_err(StartFault::AccessLog)?;
     let own =

@@ -2,15 +2,16 @@
 //!
 //! Order: the policy gives the lane (none: `stable`); an empty lane falls back or fails by the policy's rule for empty lanes;
 //! the key's place on the lane's ring gives the failover order; the first candidate in it that local state does not speak
-//! against is chosen. If local state speaks against all of them, the ring's owner is used as it is (panic): a candidate that
-//! may answer is better than none.
+//! against is chosen. If local state speaks against all of them, the first that is coming back takes the request, and where
+//! there is none, the ring's owner is used as it is (panic): a candidate that may answer is better than none.
 //!
 //! The words of a decision are in `explain`; what happens after it is in `attempts`.
 
 use serde::{Deserialize, Serialize};
 
-use super::{InstanceEntry, LaneView, MethodClass, ServiceView, Snapshot, key_hash};
+use super::{InstanceEntry, LaneView, Look, MethodClass, ServiceView, Snapshot, admission_hash, key_hash};
 use crate::{
+    config::Routing,
     lanes::{Entry, LaneDecision},
     types::{EmptyLane, EmptyLaneRule, MemberState, Mono},
 };
@@ -34,10 +35,16 @@ pub struct Request<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SkipReason {
-    /// Refused connections a moment ago.
-    Refusing,
     /// Its sidecar is accused.
     Doubtful,
+    /// Its breaker is open: it failed a moment ago.
+    BreakerOpen,
+    /// Its breaker was open for long enough, and one request of its own keys is to try it first.
+    HalfOpen,
+    /// It works again; its keys come back little by little, and this one is not among them yet.
+    Ramping,
+    /// It is new; its keys come little by little, and this one is not among them yet.
+    SlowStart,
 }
 
 /// A candidate that the walk passed over.
@@ -118,7 +125,7 @@ pub struct Decision {
     pub fallback: Option<FallbackReason>,
     /// Candidates before the chosen one in failover order.
     pub skipped: SkippedList,
-    /// Local state spoke against every candidate, and the ring's owner was taken all the same.
+    /// Local state spoke against every candidate, none of them was even coming back, and the ring's owner was taken all the same.
     pub panic: bool,
     /// Version of the snapshot.
     pub snapshot: u64,
@@ -162,18 +169,56 @@ pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>,
         Some(_) => fallback(service, decided, request.method),
     };
     if let Some(served) = decision.served {
-        walk(service, &service.lanes[usize::from(served)], now, &mut decision);
+        walk(service, &service.lanes[usize::from(served)], request.method, now, &mut decision);
     }
     decision
 }
 
+/// Who asks about a candidate.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asking {
+    pub(super) key_hash: u64,
+    /// The candidate is the key's owner and the request may be the one that tries it: its failure can be repaired elsewhere, or
+    /// nobody better has come.
+    pub(super) may_try: MayTry,
+    pub(super) now: Mono,
+}
+
+/// Whether a request may be the one that tries an instance whose breaker was open for long enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MayTry {
+    No,
+    /// When nobody whose failure can be repaired came for a while.
+    Overdue,
+    Yes,
+}
+
 /// Why local state speaks against a candidate now, if it does.
 #[inline]
-pub(super) fn skip_reason(entry: &InstanceEntry, now: Mono) -> Option<SkipReason> {
+pub(super) fn skip_reason(entry: &InstanceEntry, rules: &Routing, asking: Asking) -> Option<SkipReason> {
     if entry.owner == MemberState::Doubtful {
         return Some(SkipReason::Doubtful);
     }
-    entry.cell.doubtful(now).then_some(SkipReason::Refusing)
+    match entry.cell.look(asking.now, rules) {
+        Look::Well => None,
+        look => breaker_reason(entry, look, asking),
+    }
+}
+
+#[cold]
+fn breaker_reason(entry: &InstanceEntry, look: Look, asking: Asking) -> Option<SkipReason> {
+    match look {
+        Look::Well => None,
+        Look::Shut => Some(SkipReason::BreakerOpen),
+        Look::MayTry { overdue } => {
+            let tries = asking.may_try == MayTry::Yes || (overdue && asking.may_try == MayTry::Overdue);
+            (!tries).then_some(SkipReason::HalfOpen)
+        }
+        Look::Ramping { share, fresh } => {
+            let waits = admission_hash(asking.key_hash, &entry.record.id) > share;
+            waits.then_some(if fresh { SkipReason::SlowStart } else { SkipReason::Ramping })
+        }
+    }
 }
 
 #[inline]
@@ -206,18 +251,24 @@ fn fallback(service: &ServiceView, decided: u16, method: MethodClass) -> Option<
 }
 
 #[inline]
-fn walk(service: &ServiceView, lane: &LaneView, now: Mono, decision: &mut Decision) {
+fn walk(service: &ServiceView, lane: &LaneView, method: MethodClass, now: Mono, decision: &mut Decision) {
+    let may_try = if method == MethodClass::Other { MayTry::Overdue } else { MayTry::Yes };
+    let mut asking = Asking { key_hash: decision.key_hash, may_try, now };
+    let mut coming_back = None;
     for instance in lane.order(decision.key_hash) {
-        match skip_reason(&service.instances[usize::from(instance)], now) {
-            None => {
-                decision.instance = Some(instance);
-                return;
-            }
-            Some(why) => decision.skipped.push(Skipped { instance, why }),
+        let Some(why) = skip_reason(&service.instances[usize::from(instance)], &service.rules, asking) else {
+            decision.instance = Some(instance);
+            return;
+        };
+        decision.skipped.push(Skipped { instance, why });
+        if matches!(why, SkipReason::Ramping | SkipReason::SlowStart) {
+            coming_back = coming_back.or(Some(instance));
         }
+        // Only its own keys try an instance: others would move to it and back.
+        asking.may_try = MayTry::No;
     }
-    decision.instance = lane.order(decision.key_hash).next();
-    decision.panic = decision.instance.is_some();
+    decision.instance = coming_back.or_else(|| lane.order(decision.key_hash).next());
+    decision.panic = decision.instance.is_some() && coming_back.is_none();
 }
 
 /// Skipped candidates that a decision names; more are counted.
@@ -250,9 +301,7 @@ mod tests {
 
     fn refuse(snapshot: &Snapshot, id: &str) {
         let service = snapshot.service("orders").unwrap();
-        let entry = service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap();
-        entry.cell.refused(NOW);
-        entry.cell.refused(NOW);
+        open_breaker(service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap());
     }
 
     /// C81: only a doubtful instance's keys move, each to its next; they return.
@@ -270,14 +319,14 @@ mod tests {
                 assert_eq!(decision.instance, Some(order[1]));
                 assert_eq!(
                     decision.skipped.iter().collect::<Vec<_>>(),
-                    [Skipped { instance: order[0], why: SkipReason::Refusing }]
+                    [Skipped { instance: order[0], why: SkipReason::BreakerOpen }]
                 );
             } else {
                 assert_eq!(now.as_str(), owner);
                 assert!(decision.skipped.is_empty());
             }
         }
-        service.instances[2].cell.answered();
+        service.instances[2].cell.renew();
         assert_eq!(owners(&snapshot, 2_000), before);
     }
 
@@ -293,6 +342,51 @@ mod tests {
         assert!(!moved.is_empty() && moved.iter().all(|(_, owner)| *owner == "a1"));
     }
 
+    /// C81: during the ramp each user comes back once and stays; afterwards all are where they were.
+    #[test]
+    fn users_come_back_once() {
+        let snapshot = built(&fleet(5, 0));
+        let service = snapshot.service("orders").unwrap();
+        let calm = owners(&snapshot, 3_000);
+        refuse(&snapshot, "a2");
+        let cell = &service.instances[2].cell;
+        let begun = cell.open_until(NOW).unwrap();
+        let ticket = cell.admit(begun, &service.rules).unwrap();
+        assert!(cell.succeeded(ticket, begun, &service.rules));
+        let mut back = std::collections::BTreeSet::new();
+        let mine: Vec<_> = calm.iter().filter(|(_, owner)| *owner == "a2").map(|(user, _)| user.as_str()).collect();
+        for second in 0..=20_u64 {
+            let now = begun + std::time::Duration::from_secs(second);
+            for user in &mine {
+                let decision = choose(&snapshot, service, &get(user), now);
+                let home = decision.instance == Some(2);
+                assert!(home || !back.contains(user), "{user} left again");
+                if home {
+                    back.insert(*user);
+                } else {
+                    assert_eq!(decision.skipped.iter().next().unwrap().why, SkipReason::Ramping);
+                }
+            }
+            let expected = mine.len() as f64 * (0.1 + 0.9 * second as f64 / 20.0);
+            assert!((back.len() as f64 - expected).abs() < 60.0, "{} of {} after {second} s", back.len(), mine.len());
+        }
+        assert_eq!(back.len(), mine.len());
+    }
+
+    /// Somebody who is coming back is better than somebody who fails.
+    #[test]
+    fn of_none_but_sick_ones_the_one_that_comes_back_is_taken() {
+        let snapshot = built(&fleet(3, 0));
+        let service = snapshot.service("orders").unwrap();
+        refuse(&snapshot, "a0");
+        refuse(&snapshot, "a1");
+        service.instances[2].cell.start_slowly(NOW);
+        for user in users(200) {
+            let decision = choose(&snapshot, service, &get(&user), NOW);
+            assert_eq!((decision.instance, decision.panic), (Some(2), false));
+        }
+    }
+
     /// C79: with everything doubtful the ring's owner is used as it is, and the decision says so.
     #[test]
     fn never_nothing_while_there_is_a_candidate() {
@@ -300,6 +394,7 @@ mod tests {
         let service = snapshot.service("orders").unwrap();
         let calm = owners(&snapshot, 50);
         for id in ["a0", "a1", "a2", "a3", "a4", "a5", "a6"] {
+            // The floor would not let it come so far by failures alone.
             refuse(&snapshot, id);
         }
         let decision = choose(&snapshot, service, &get("user-1"), NOW);

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{FallbackReason, InstanceCell, Ring};
+use super::{FallbackReason, InstanceCell, Ring, ServiceState};
 use crate::{
+    config::Routing,
     lanes::{CompiledPolicy, LaneDecision},
     types::{Env, InstanceRecord, Lane, MemberState, Mono, PolicyVersion, Region, ServiceName, Zone},
 };
@@ -112,6 +113,10 @@ pub struct ServiceView {
     pub lanes: Vec<LaneView>,
     /// Hash of candidate sets and policy version; equal on every node with the same content.
     pub digest: u64,
+    /// This sidecar's rules for it.
+    pub rules: Arc<Routing>,
+    /// What the data path keeps of it.
+    pub state: Arc<ServiceState>,
     /// Of every lane index of the policy ([`LaneDecision::lane`]): its index into `lanes`. The first is `stable`'s.
     pub(super) lane_of: Vec<u16>,
 }

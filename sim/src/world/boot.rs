@@ -46,7 +46,7 @@ impl World {
         let index = self.hosts.len() as u32;
         let id = NodeId::new(&name.unwrap_or_else(|| format!("n{index}"))).expect("a valid name");
         let mesh = &self.scenario.mesh;
-        let cpu = mesh.cpu;
+        let cpu = self.scenario.cpu();
         let mut chance = self.chance(&[HOST, u64::from(index)]);
         let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
         let locality = Locality {
@@ -92,6 +92,7 @@ impl World {
             sent: (0, 0),
             cpu: Arc::new(Cpu::new(cpu)),
             busy_until: 0,
+            free_at: None,
             wakes: (0, 0),
             id: id.clone(),
         });
@@ -121,7 +122,8 @@ impl World {
         entry.node = Some(node);
         (entry.off, entry.paused, entry.frozen, entry.leaving) = (None, None, false, false);
         (entry.started, entry.ready_since, entry.clean_since) = (now, None, now);
-        (entry.wake, entry.table, entry.busy_until) = (None, None, 0);
+        (entry.wake, entry.table) = (None, None);
+        (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
         entry.builder = Builder::new(entry.locality.clone());
@@ -161,9 +163,9 @@ impl World {
             coalesce: COALESCE,
             seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
         };
-        let trust = self
-            .real_trust(host, true)
-            .unwrap_or_else(|| Arc::new(SimTrust::honest(MESH, &entry.id, &services, self.register.clone())));
+        let trust = self.real_trust(host, true).unwrap_or_else(|| {
+            Arc::new(SimTrust::honest(MESH, &entry.id, &services, self.register.clone()).on(entry.cpu.clone()))
+        });
         match Node::new(config, trust, entry.load(), entry.now(self.now)) {
             Ok(node) => Some(node),
             Err(error) => {

@@ -107,6 +107,10 @@ impl World {
             }
             Do::Worsen => self.trouble(host),
             Do::Squat => self.squat(host),
+            Do::Slow => {
+                self.trouble(host);
+                self.hosts[at].cpu.slow_down(step.value.unwrap_or(1.0));
+            }
             Do::Join | Do::OneWay | Do::Partition | Do::FlipFlop | Do::Roll | Do::Policy | Do::Rollback | Do::Churn => {
             }
         }
@@ -184,6 +188,10 @@ impl World {
             Do::App => self.app_well_again(host),
             Do::Lie => self.hosts[at].lies = false,
             Do::Squat => self.end_squat(host),
+            Do::Slow => {
+                self.hosts[at].cpu.slow_down(self.scenario.cpu());
+                self.relieve(host);
+            }
             _ => {}
         }
     }
@@ -461,6 +469,7 @@ pub fn letter(act: Do) -> char {
         Do::Churn => 'N',
         Do::Lie => 'Z',
         Do::Squat => 'Q',
+        Do::Slow => 'M',
     }
 }
 

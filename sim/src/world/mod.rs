@@ -13,7 +13,10 @@ mod wire;
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
-use lanemesh::types::{NodeId, ServiceName};
+use lanemesh::{
+    node::{Node, Now},
+    types::{InstanceId, NodeId, ServiceName},
+};
 use rustc_hash::FxHashMap;
 
 pub use self::{
@@ -30,6 +33,7 @@ use crate::{
     links::Links,
     log::Log,
     queue::{Event, Queue, Run, SECOND, Time, seconds},
+    record::Record,
     scenario::Scenario,
     stats::Stats,
     trust::Register,
@@ -57,6 +61,8 @@ pub struct World {
     pub faults: Vec<Fault>,
     /// What is counted.
     pub stats: Stats,
+    /// What is written down for figures, if anything.
+    pub record: Option<Record>,
     /// What happened.
     pub log: Log,
     /// What is wrong.
@@ -101,6 +107,7 @@ impl World {
             register: Arc::default(),
             faults: Vec::new(),
             stats: Stats::default(),
+            record: None,
             log,
             findings: Findings::default(),
             real: None,
@@ -139,13 +146,8 @@ impl World {
     pub fn play(&mut self, mut each_second: impl FnMut(&mut Self)) {
         let end = self.end();
         while let Some((at, event)) = self.queue.next(end) {
-            debug_assert!(at >= self.now);
-            self.now = at;
-            self.log.stamp(at, &event);
-            self.stats.events += 1;
             let sampled = matches!(event, Event::Sample);
-            self.happen(event);
-            self.turn();
+            self.step(at, event);
             if sampled {
                 each_second(self);
             }
@@ -155,6 +157,34 @@ impl World {
         }
         self.now = end;
         self.with_checks(|checks, world, found| checks.iter_mut().for_each(|check| check.end(world, found)));
+    }
+
+    /// Plays until then, and no further.
+    pub fn advance(&mut self, until: Time) {
+        while let Some((at, event)) = self.queue.next(until) {
+            self.step(at, event);
+        }
+        self.now = self.now.max(until);
+    }
+
+    fn step(&mut self, at: Time, event: Event) {
+        debug_assert!(at >= self.now);
+        self.now = at;
+        self.links.now = at;
+        self.log.stamp(at, &event);
+        self.stats.events += 1;
+        self.happen(event);
+        self.turn();
+    }
+
+    /// Has a host's operator do something to its first instance.
+    pub fn order(&mut self, host: u32, what: impl FnOnce(&mut Node, Now, &InstanceId)) {
+        let entry = &mut self.hosts[host as usize];
+        let (now, id) = (entry.now(self.now), entry.apps[0].id.clone());
+        if let Some(node) = &mut entry.node {
+            what(node, now, &id);
+            self.drain(host);
+        }
     }
 
     /// A chance of its own for whatever the parts name.
@@ -196,7 +226,7 @@ impl World {
             Event::Sample => self.sample(),
             Event::Packet(packet) => self.packet(*packet),
             Event::Due => self.due(),
-            Event::Free(run) => self.release_real(run.host),
+            Event::Free(run) => self.free(run),
             Event::Gone(run) => self.gone(run),
         }
     }
@@ -216,22 +246,19 @@ impl World {
         if host.epoch != run.epoch || host.node.is_none() {
             return None;
         }
-        if host.busy_until > now {
-            // It is still at work; this comes next.
-            if matches!(event, Event::Wake(_)) {
-                host.wake = Some(host.busy_until);
-            }
-            self.queue.plan(host.busy_until, event);
-            return None;
+        let paused = host.paused.is_some_and(|until| until > now);
+        if !paused && host.busy_until <= now {
+            return Some(event);
         }
-        let Some(until) = host.paused.filter(|until| *until > now) else { return Some(event) };
         if matches!(event, Event::Wake(_)) {
-            // Its timer is run when it goes on.
+            // Its timer is run when it goes on, or has done what it is at.
             host.wake = None;
         } else if waits && host.inbox.len() < INBOX {
             host.inbox.push_back(event);
         }
-        debug_assert!(until > now);
+        if !paused {
+            self.plan_free(run.host);
+        }
         None
     }
 
@@ -252,7 +279,7 @@ impl World {
     }
 }
 
-/// What a socket's buffer and the agent's channel hold while a process stands still.
+/// What a socket's buffer and the agent's channel hold while a process stands still or is at work.
 const INBOX: usize = 1024;
 const SERVICES: [&str; 26] = [
     "orders", "users", "carts", "stock", "pay", "mail", "search", "media", "geo", "auth", "prices", "tax", "ship",

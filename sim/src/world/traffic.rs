@@ -191,6 +191,8 @@ impl World {
                 let host = ip.and_then(|ip| host_at(ip, &self.hosts));
                 let target = host.map(|host| Target { host, app: (entry.record.port - FIRST_PORT) as u8 });
                 flight.tries.push(target);
+                let now = self.now;
+                self.record.iter_mut().for_each(|record| record.tries.extend(host.map(|host| (now, host))));
                 self.with_checks(|checks, world, found| {
                     checks.iter_mut().for_each(|check| check.tried(world, &flight, entry, target, found));
                 });
@@ -213,8 +215,9 @@ impl World {
             flight.tries.pop();
         }
         flight.attempts.ended(outcome, view, Mono(self.now));
-        if outcome == Outcome::Answered {
+        if matches!(outcome, Outcome::Answered(_)) {
             if let Some(target) = target {
+                self.control(flight.at.host, target.host);
                 self.landed(&flight, End::Answered(status, target));
             }
             self.free.push(at);
@@ -227,7 +230,7 @@ impl World {
     /// What happened on the way may have changed the end that was foreseen.
     fn as_it_came(&self, flight: &Flight, target: Option<Target>, outcome: Outcome) -> Outcome {
         let Some(Target { host, app }) = target else { return outcome };
-        let answered = matches!(outcome, Outcome::Answered | Outcome::RetryableStatus | Outcome::Timeout);
+        let answered = matches!(outcome, Outcome::Answered(_) | Outcome::RetryableStatus(_) | Outcome::Timeout);
         let broke = self.hosts[host as usize].apps.get(usize::from(app)).is_none_or(|a| a.start != flight.app_start);
         if answered && broke { Outcome::Reset } else { outcome }
     }
@@ -281,8 +284,8 @@ impl World {
         let total = took + sent + stands + work + back;
         match (total > limit, status) {
             (true, _) => (limit, Outcome::Timeout, 0),
-            (false, 502..=504) => (total, Outcome::RetryableStatus, status),
-            (false, _) => (total, Outcome::Answered, status),
+            (false, 502..=504) => (total, Outcome::RetryableStatus(status), status),
+            (false, _) => (total, Outcome::Answered(status), status),
         }
     }
 
@@ -360,9 +363,12 @@ impl World {
         }
     }
 
-    /// A sign from outside the mesh that a host's network works.
-    pub fn control(&mut self, host: u32) {
-        self.feed(host, Input::Control);
+    /// An instance of another host answered: a sign that this one's network works, where its node asks for one.
+    fn control(&mut self, host: u32, answered: u32) {
+        let wanted = |node: &lanemesh::node::Node| node.membership().wants_control();
+        if answered != host && self.hosts[host as usize].node.as_ref().is_some_and(wanted) {
+            self.feed(host, Input::Control);
+        }
     }
 }
 

@@ -159,6 +159,7 @@ impl Membership {
         self.roster.set_life(ME, generation, 0);
         self.refutation = Refutation::default();
         self.ping = None;
+        self.confirms.clear();
         self.timers.drop_foca();
         let me = Peer { slot: ME, generation };
         let seed = self.seed ^ ENGINE_SEED ^ generation;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::world::World;
 use crate::{
     lanes::PolicyChange,
-    node::{Event, InstanceChange},
+    node::{Event, Input, InstanceChange},
     types::{Health, InstanceId, Lane, MemberState, ServiceName},
 };
 
@@ -297,6 +297,27 @@ fn two_nodes_notice_a_kill_too() {
     world.kill(1);
     let took = world.run_until(20 * SECOND, |w| w.state(0, 1) == Some(MemberState::Down));
     assert!(took.is_some_and(|took| took <= 6 * SECOND), "{took:?}");
+}
+
+/// Nobody in a mesh of two can show that the survivor's own network works; a seed's host can, whose sidecar is not started.
+#[test]
+fn of_two_nodes_one_that_falls_silent_is_noticed_by_the_sign_of_a_seed() {
+    for (with_seed, most) in [(true, Some(6 * SECOND)), (false, None)] {
+        let mut world = World::new(33);
+        for name in ["n0", "n1", "n2"] {
+            world.add(name, &["orders"]);
+        }
+        let (spare, first) = ("127.0.0.1:7000".parse().unwrap(), "127.0.0.1:7001".parse().unwrap());
+        for at in [1, 2] {
+            world.start(at);
+            world.give(at, Input::Seeds(if with_seed { vec![spare, first] } else { vec![first] }));
+        }
+        world.run_until(5 * SECOND, World::converged).expect("never converged");
+        world.vanish(2);
+        let took = world.run_until(20 * SECOND, |w| w.state(1, 2) == Some(MemberState::Down));
+        assert_eq!(took.is_some(), most.is_some(), "{took:?}");
+        assert!(took <= most, "{took:?}");
+    }
 }
 
 #[test]

@@ -4,20 +4,27 @@
 //!   A pooled connection that turned out closed: the same instance over a fresh one; not a failure of the instance.
 //! - Something was sent: only an idempotent method whose body can be sent again is retried, at most `max_retries` times.
 //! - Never the same instance twice while another is left; instances that local state speaks against come after the others.
+//! - Such retries are charged to the service's budget; when that is used up, there is none.
 //! - Waits (with jitter) only before the same instance or after a status; the lane that serves is never left.
 //!
-//! It also keeps the instances' cells: [`Attempts::next`] takes the place of a trial, [`Attempts::ended`] notes refusals and
-//! answers. Whoever drives it does neither.
+//! It also keeps the instances' cells: [`Attempts::next`] takes a ticket, [`Attempts::ended`] gives it back with what came of it,
+//! and opens the instance's breaker where that is due. Dropped in the middle of a try, it says nothing about the instance and
+//! frees the place of a try on an opened one. Whoever drives it does neither.
 //!
-//! Not here: retry budgets and breakers (a later issue), connecting, sending, the clock.
+//! Not here: connecting, sending, the clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{Decision, LaneView, ServiceView, choose::skip_reason, ring::Cursor};
-use crate::types::Mono;
+use super::{
+    Decision, LaneView, ServiceView, Ticket,
+    choose::{Asking, MayTry, skip_reason},
+    floor,
+    ring::Cursor,
+};
+use crate::{config::Counts, types::Mono};
 
 /// Classes of methods (RFC 9110 9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -57,11 +64,11 @@ pub enum Outcome {
     /// No response in the try's time.
     Timeout,
     /// A complete response with a status that may be retried (502, 503, 504).
-    RetryableStatus,
+    RetryableStatus(u16),
     /// Nothing was tried: this sidecar has as many requests at the instance as it may. It says nothing about the instance.
     Full,
-    /// A usable response.
-    Answered,
+    /// A usable response with this status; whether it counts as the instance's failure is the breaker's matter.
+    Answered(u16),
 }
 
 /// What to do next.
@@ -115,7 +122,7 @@ impl GiveUp {
 }
 
 /// One request's life.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Attempts {
     key_hash: u64,
     lane: u16,
@@ -123,12 +130,16 @@ pub struct Attempts {
     repeatable: bool,
     max_retries: u8,
     per_try: Duration,
+    /// A shorter try's timeout says nothing about the instance.
+    patience: Duration,
     deadline: Mono,
     tries: u8,
     retries: u8,
     /// The last instance that took a connection, and how the try on it ended.
     accepted: Option<(u16, GiveUp)>,
     state: State,
+    /// Of the try that is under way.
+    ticket: Option<Ticket>,
     /// Where the walk stands; made at the first failure, so that a request that succeeds at once pays nothing for it.
     walk: Option<Box<Walk>>,
 }
@@ -179,11 +190,13 @@ impl Attempts {
             repeatable: replayable && class != MethodClass::Other,
             max_retries: config.max_retries,
             per_try: config.per_try.min(config.total / 3),
+            patience: config.per_try.min(LONG_ENOUGH),
             deadline: now + config.total,
             tries: 0,
             retries: 0,
             accepted: None,
             state,
+            ticket: None,
             walk: None,
         }
     }
@@ -196,12 +209,22 @@ impl Attempts {
                 State::Trying { instance, until, fresh } => return Step::Try { instance, until, fresh },
                 _ if now >= self.deadline => self.state = State::Over(GiveUp::Deadline),
                 State::Waiting { until, .. } if now < until => return Step::Wait(until),
-                State::Waiting { instance, .. } => self.start(instance, false, now),
+                State::Waiting { instance, .. } => {
+                    self.ticket = Some(service.instances[usize::from(instance)].cell.force());
+                    self.start(instance, false, now);
+                }
                 State::Ready { instance, fresh, checked } => {
-                    if !checked || service.instances[usize::from(instance)].cell.admit(now) {
+                    if self.ticket.is_none() {
+                        let cell = &service.instances[usize::from(instance)].cell;
+                        self.ticket = if checked { cell.admit(now, &service.rules) } else { Some(cell.force()) };
+                    }
+                    if self.ticket.is_some() {
+                        if self.tries == 0 {
+                            service.state.budget.request(now);
+                        }
                         self.start(instance, fresh, now);
                     } else {
-                        // Another request took the place of the trial since the decision. It stays untried.
+                        // Another request took the place of the one that tries it since the decision. It stays untried.
                         self.state = match self.advance(service, now) {
                             Some(next) => next,
                             None => State::Ready { instance, fresh, checked: false },
@@ -215,37 +238,62 @@ impl Attempts {
     /// How the current try ended. Without one under way, nothing happens. After `Answered` it is over: nothing is left to ask.
     pub fn ended(&mut self, outcome: Outcome, service: &ServiceView, now: Mono) {
         let State::Trying { instance, fresh, .. } = self.state else { return };
-        let cell = &service.instances[usize::from(instance)].cell;
+        if outcome == Outcome::StaleConnection && !fresh {
+            // The same ticket goes on.
+            self.state = State::Ready { instance, fresh: true, checked: false };
+            return;
+        }
+        self.note(outcome, instance, service, now);
         match outcome {
-            Outcome::StaleConnection if !fresh => {
-                self.state = State::Ready { instance, fresh: true, checked: false };
-            }
             // A fresh connection that closes before it takes anything is as good as refused.
             Outcome::ConnectFailed | Outcome::StaleConnection => {
-                cell.refused(now);
                 self.mark_tried(instance, service);
-                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(now));
+                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
             Outcome::Full => {
                 self.mark_tried(instance, service);
-                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(now));
+                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
             Outcome::Reset => self.failed(instance, GiveUp::UpstreamReset, service, now),
             Outcome::Timeout => self.failed(instance, GiveUp::UpstreamTimeout, service, now),
-            Outcome::RetryableStatus => {
-                cell.answered();
-                self.failed(instance, GiveUp::RetriesUsedUp, service, now);
+            Outcome::RetryableStatus(_) => self.failed(instance, GiveUp::RetriesUsedUp, service, now),
+            Outcome::Answered(_) => self.state = State::Over(GiveUp::RetriesUsedUp),
+        }
+    }
+
+    /// Tells the instance's breaker.
+    fn note(&mut self, outcome: Outcome, instance: u16, service: &ServiceView, now: Mono) {
+        let Some(ticket) = self.ticket.take() else { return };
+        // A caller in a hurry must not speak for the instance.
+        if outcome == Outcome::Timeout && self.per_try < self.patience {
+            return;
+        }
+        let cell = &service.instances[usize::from(instance)].cell;
+        let epoch = ticket.epoch();
+        match verdict(outcome, &service.rules.breaker.counts) {
+            Verdict::Success => {
+                if cell.succeeded(ticket, now, &service.rules) {
+                    service.state.count_returned();
+                }
             }
-            Outcome::Answered => {
-                cell.answered();
-                self.state = State::Over(GiveUp::RetriesUsedUp);
+            Verdict::Failure => {
+                if cell.failed(ticket, now, &service.rules) {
+                    floor::open(service, &service.lanes[usize::from(self.lane)], instance, epoch, now);
+                }
             }
+            // Dropped, the ticket says nothing.
+            Verdict::Neither => {}
         }
     }
 
     /// Tries after the first, whatever ended it; the fresh connection after a stale one is not another try.
     pub fn retries(&self) -> u8 {
         self.tries.saturating_sub(1)
+    }
+
+    /// Number of the present try, from 1.
+    pub fn number(&self) -> u8 {
+        self.tries
     }
 
     fn start(&mut self, instance: u16, fresh: bool, now: Mono) {
@@ -260,11 +308,10 @@ impl Attempts {
     fn failed(&mut self, instance: u16, why: GiveUp, service: &ServiceView, now: Mono) {
         self.accepted = Some((instance, why));
         self.mark_tried(instance, service);
-        if !self.may_repeat() {
+        if !self.charge(service, now) {
             self.state = State::Over(why);
             return;
         }
-        self.retries += 1;
         self.state = match self.advance(service, now) {
             Some(State::Ready { instance, .. }) if why == GiveUp::RetriesUsedUp => self.wait(instance, why, now),
             Some(next) => next,
@@ -273,19 +320,22 @@ impl Attempts {
     }
 
     /// No instance is left that was not tried. One that took a connection before may be tried again.
-    fn all_refused(&mut self, now: Mono) -> State {
-        match self.accepted {
-            None => State::Over(GiveUp::AllRefused),
-            Some((_, why)) if !self.may_repeat() => State::Over(why),
-            Some((instance, why)) => {
-                self.retries += 1;
-                self.wait(instance, why, now)
-            }
-        }
+    fn all_refused(&mut self, service: &ServiceView, now: Mono) -> State {
+        let Some((instance, why)) = self.accepted else { return State::Over(GiveUp::AllRefused) };
+        if self.charge(service, now) { self.wait(instance, why, now) } else { State::Over(why) }
     }
 
-    fn may_repeat(&self) -> bool {
-        self.repeatable && self.retries < self.max_retries
+    /// Whether it may be repeated, and is charged for it.
+    fn charge(&mut self, service: &ServiceView, now: Mono) -> bool {
+        if !self.repeatable || self.retries >= self.max_retries {
+            return false;
+        }
+        if !service.state.budget.retry(now, &service.rules) {
+            service.state.count_denied();
+            return false;
+        }
+        self.retries += 1;
+        true
     }
 
     /// Waits before an instance, half of it by chance; ends here when the deadline comes before.
@@ -303,6 +353,8 @@ impl Attempts {
         let lane = &service.lanes[usize::from(self.lane)];
         let panic = self.panic;
         let key_hash = self.key_hash;
+        // A request that has failed once is not sent to see whether another instance works again.
+        let asking = Asking { key_hash, may_try: MayTry::No, now };
         let walk = self.walk(service);
         loop {
             let Some(slot) = walk.cursor.next(&lane.ring) else {
@@ -315,7 +367,7 @@ impl Attempts {
             let instance = lane.members[usize::from(slot)];
             let entry = &service.instances[usize::from(instance)];
             let anyway = panic || walk.second_lap;
-            if !walk.was_tried(instance) && (anyway || (skip_reason(entry, now).is_none() && entry.cell.admit(now))) {
+            if !walk.was_tried(instance) && (anyway || skip_reason(entry, &service.rules, asking).is_none()) {
                 return Some(State::Ready { instance, fresh: false, checked: false });
             }
         }
@@ -337,12 +389,33 @@ impl Attempts {
     }
 }
 
+/// What an outcome says about the instance.
+enum Verdict {
+    Success,
+    Failure,
+    Neither,
+}
+
+fn verdict(outcome: Outcome, counts: &Counts) -> Verdict {
+    let failure = match outcome {
+        Outcome::ConnectFailed | Outcome::StaleConnection => counts.connect,
+        Outcome::Reset => counts.reset,
+        Outcome::Timeout => counts.timeout,
+        Outcome::Full => false,
+        Outcome::RetryableStatus(status) | Outcome::Answered(status) if counts.statuses.contains(status) => true,
+        Outcome::RetryableStatus(_) | Outcome::Answered(_) => return Verdict::Success,
+    };
+    if failure { Verdict::Failure } else { Verdict::Neither }
+}
+
 impl Walk {
     fn was_tried(&self, instance: u16) -> bool {
         self.tried[usize::from(instance) / 64] >> (instance % 64) & 1 == 1
     }
 }
 
+/// Who does not answer in this time is slow, whatever the limit of a try is.
+const LONG_ENOUGH: Duration = Duration::from_secs(1);
 /// Longest wait before the first retry that waits; doubles with every further one.
 const BACKOFF: Duration = Duration::from_millis(25);
 /// 25, 50, 100, 200, 400 ms.

@@ -6,6 +6,8 @@
 //!
 //! Not here: when to build (the agent coalesces), zones (a later issue).
 
+mod cells;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -14,10 +16,11 @@ use std::{
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceCell, InstanceEntry, LaneView, Locality, MAX_MEMBERS,
-    Member, Ring, RingFault, ServiceView, Snapshot, key_hash,
+    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Locality, MAX_MEMBERS, Member, Ring,
+    RingFault, Rules, ServiceState, ServiceView, Snapshot, key_hash,
 };
 use crate::{
+    config::Routing,
     lanes::CompiledPolicy,
     types::{Lane, LanePolicy, MemberState, Mono, ServiceName},
 };
@@ -25,10 +28,27 @@ use crate::{
 /// Builds snapshots; keeps rings and cells that did not change.
 pub struct Builder {
     locality: Locality,
+    rules: Rules,
+    /// When the first snapshot was built.
+    born: Option<Mono>,
     version: u64,
     kept: BTreeMap<ServiceName, Kept>,
     rings: RingCache,
     sample: Vec<u64>,
+}
+
+/// What a view has beside what the mesh says.
+struct Own {
+    rules: Arc<Routing>,
+    state: Arc<ServiceState>,
+}
+
+/// When a build takes place.
+#[derive(Debug, Clone, Copy)]
+struct Time {
+    /// The first build.
+    born: Mono,
+    now: Mono,
 }
 
 /// What the last build made of one service.
@@ -40,14 +60,20 @@ struct Kept {
 }
 
 impl Builder {
-    /// For a sidecar that stands at `locality`.
+    /// For a sidecar that stands at `locality`, by default rules.
     pub fn new(locality: Locality) -> Self {
+        Self::with(locality, Rules::default())
+    }
+
+    /// For a sidecar that stands at `locality`.
+    pub fn with(locality: Locality, rules: Rules) -> Self {
         let sample = (0..SAMPLED_KEYS).map(|key| key_hash(&key.to_le_bytes())).collect();
-        Self { locality, version: 0, kept: BTreeMap::new(), rings: RingCache::default(), sample }
+        Self { locality, rules, born: None, version: 0, kept: BTreeMap::new(), rings: RingCache::default(), sample }
     }
 
     /// The next snapshot. Over-limit services keep their last good view; the faults say which and why.
     pub fn build(&mut self, table: &CandidateTable, now: Mono) -> (Arc<Snapshot>, Vec<String>) {
+        let born = *self.born.get_or_insert(now);
         let mut moved = 0;
         let mut before = std::mem::take(&mut self.kept);
         for (name, candidates) in by_service(table) {
@@ -56,7 +82,7 @@ impl Builder {
             let kept = match last {
                 Some(last) if last.is_of(&candidates, policy) => last,
                 last => {
-                    let next = self.service(name, candidates, policy, last.as_ref());
+                    let next = self.service(name, candidates, policy, last.as_ref(), Time { born, now });
                     if let Some(last) = last {
                         moved = moved.max(self.moved(&last.view, &next.view));
                     }
@@ -81,17 +107,24 @@ impl Builder {
         candidates: Vec<&Candidate>,
         policy: Option<&Arc<LanePolicy>>,
         last: Option<&Kept>,
+        time: Time,
     ) -> Kept {
         let last_view = last.map(|last| &*last.view);
         let compiled = policy.map(|policy| compiled(policy, last_view));
-        let mut instances = entries(&candidates, &self.locality, last_view);
+        let rules = self.rules.of(name).clone();
+        let mut instances = entries(&candidates, &self.locality, self.rules.seed, last_view);
         spare_the_last(&mut instances);
+        if let Some(last) = last_view {
+            cells::follow(&instances, last, &rules, time);
+        }
+        let state = last_view.map(|last| last.state.clone()).unwrap_or_default();
+        let own = Own { rules, state };
         let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view) {
-            Ok(lanes) => (view(name, instances, compiled, lanes), None),
+            Ok(lanes) => (view(name, instances, compiled, lanes, own), None),
             Err((lane, fault)) => {
                 let until = if last.is_some() { "its last good view stays in force" } else { "it has no candidate" };
                 let fault = format!("service `{name}`, lane `{lane}`: {fault}; until then {until}");
-                (last_good(name, last_view, compiled), Some(fault))
+                (last_good(name, last_view, compiled, own), Some(fault))
             }
         };
         let view = Arc::new(view);
@@ -169,7 +202,12 @@ fn compiled(policy: &Arc<LanePolicy>, last: Option<&ServiceView>) -> Arc<Compile
     }
 }
 
-fn entries<'a>(candidates: &[&'a Candidate], locality: &Locality, last: Option<&ServiceView>) -> Vec<InstanceEntry> {
+fn entries<'a>(
+    candidates: &[&'a Candidate],
+    locality: &Locality,
+    seed: u64,
+    last: Option<&ServiceView>,
+) -> Vec<InstanceEntry> {
     let mut claimed = None;
     let entry = |&candidate: &&'a Candidate| {
         let record = &candidate.record;
@@ -184,7 +222,7 @@ fn entries<'a>(candidates: &[&'a Candidate], locality: &Locality, last: Option<&
             owner: candidate.owner,
             stale: candidate.stale,
             excluded,
-            cell: cell(candidate, excluded.is_none(), last),
+            cell: cells::of(record, seed, last),
         }
     };
     candidates.iter().map(entry).collect()
@@ -225,24 +263,6 @@ fn out_of_rotation(candidate: &Candidate) -> Option<Exclusion> {
     }
 }
 
-/// The instance's cell, kept from the last view. What was held against it is dropped when its owner has newer news than that:
-/// a new run, another address, or a return into rotation.
-fn cell(candidate: &Candidate, is_candidate: bool, last: Option<&ServiceView>) -> Arc<InstanceCell> {
-    let record = &candidate.record;
-    let before = last.and_then(|view| {
-        let key = (&record.id, &record.owner);
-        let found = view.instances.binary_search_by(|entry| (&entry.record.id, &entry.record.owner).cmp(&key));
-        found.ok().map(|at| &view.instances[at])
-    });
-    let Some(before) = before else { return Arc::default() };
-    let same_run = before.record.generation == record.generation;
-    let same_address = before.record.port == record.port && before.record.host == record.host;
-    if !same_run || !same_address || (is_candidate && before.excluded.is_some()) {
-        before.cell.answered();
-    }
-    before.cell.clone()
-}
-
 /// `stable`, the policy's lanes, and the given ones; in order, each once.
 fn lane_names<'a>(policy: Option<&CompiledPolicy>, others: impl IntoIterator<Item = &'a Lane>) -> BTreeSet<Lane> {
     let of_policy = policy.into_iter().flat_map(CompiledPolicy::lanes);
@@ -263,7 +283,12 @@ fn why_empty(lane: &Lane, instances: &[InstanceEntry]) -> FallbackReason {
 
 /// The view of a service that is over a limit: the candidates as they were (none if it was over the limit from the first),
 /// under the present policy, so that a rollback is never held up.
-fn last_good(name: &ServiceName, last: Option<&ServiceView>, policy: Option<Arc<CompiledPolicy>>) -> ServiceView {
+fn last_good(
+    name: &ServiceName,
+    last: Option<&ServiceView>,
+    policy: Option<Arc<CompiledPolicy>>,
+    own: Own,
+) -> ServiceView {
     let instances = last.map_or_else(Vec::new, |last| last.instances.clone());
     let mut lanes = last.map_or_else(Vec::new, |last| last.lanes.clone());
     let nobody = Arc::new(Ring::empty());
@@ -273,7 +298,7 @@ fn last_good(name: &ServiceName, last: Option<&ServiceView>, policy: Option<Arc<
             lanes.insert(at, LaneView { name, ring: nobody.clone(), members: Vec::new(), empty });
         }
     }
-    view(name, instances, policy, lanes)
+    view(name, instances, policy, lanes, own)
 }
 
 fn view(
@@ -281,6 +306,7 @@ fn view(
     instances: Vec<InstanceEntry>,
     policy: Option<Arc<CompiledPolicy>>,
     lanes: Vec<LaneView>,
+    own: Own,
 ) -> ServiceView {
     let stable = [Lane::stable()];
     let decided = policy.as_ref().map_or(&stable[..], |policy| policy.lanes());
@@ -290,7 +316,8 @@ fn view(
     };
     let lane_of = decided.iter().map(index).collect();
     let digest = digest(name, &instances, policy.as_deref(), &lanes);
-    ServiceView { name: name.clone(), instances, policy, lanes, digest, lane_of }
+    let Own { rules, state } = own;
+    ServiceView { name: name.clone(), instances, policy, lanes, digest, rules, state, lane_of }
 }
 
 /// Texts are followed by a zero byte, which none of them contains, and lists by their length.

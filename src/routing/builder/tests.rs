@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    routing::testing::*,
+    routing::{BreakerState, testing::*},
     types::{Env, Health},
 };
 
@@ -94,29 +94,62 @@ fn news_from_the_owner_clear_what_was_held_against_an_instance() {
         [|record| record.generation = 2, |record| record.port = 1, |record| record.host = "10.0.0.9".into()];
     for change in changes {
         let (mut builder, mut table) = (Builder::new(locality()), fleet(2, 0));
-        let cell = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].cell.clone();
-        cell.refused(NOW);
-        cell.refused(NOW);
+        let entry = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].clone();
+        open_breaker(&entry);
+        let is_open = || entry.cell.open_until(NOW).is_some();
         edit(&mut table, "a0", |record| record.sequence = 2);
         builder.build(&table, NOW);
-        assert!(cell.doubtful(NOW), "not by any news");
+        assert!(is_open(), "not by any news");
         edit(&mut table, "a0", change);
         builder.build(&table, NOW);
-        assert!(!cell.doubtful(NOW));
+        assert!(!is_open());
     }
 }
 
 #[test]
 fn a_return_into_rotation_clears_too() {
     let (mut builder, mut table) = (Builder::new(locality()), fleet(2, 0));
-    let cell = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].cell.clone();
+    let entry = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].clone();
     edit(&mut table, "a0", |record| record.health = Health::Critical);
     builder.build(&table, NOW);
-    cell.refused(NOW);
-    cell.refused(NOW);
+    open_breaker(&entry);
     edit(&mut table, "a0", |record| record.health = Health::Passing);
     builder.build(&table, NOW);
-    assert!(!cell.doubtful(NOW));
+    assert_eq!(entry.cell.open_until(NOW), None);
+}
+
+fn state(snapshot: &Snapshot, id: &str, now: crate::types::Mono) -> BreakerState {
+    let service = snapshot.service("orders").unwrap();
+    let entry = service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap();
+    entry.cell.state(now, &service.rules)
+}
+
+#[test]
+fn who_is_new_or_back_starts_slowly_where_somebody_else_is_there() {
+    use BreakerState::{Closed, SlowStart};
+    let (mut builder, mut table) = (Builder::new(locality()), with_policy(fleet(2, 0), policy(500)));
+    builder.build(&table, NOW);
+    let later = NOW + std::time::Duration::from_secs(60);
+    table = with_policy(fleet(3, 2), policy(500));
+    edit(&mut table, "a0", |record| record.generation = 2);
+    let (snapshot, _) = builder.build(&table, later);
+    let states = ["a0", "a1", "a2", "c0", "c1"].map(|id| state(&snapshot, id, later));
+    assert_eq!(states, [Closed, Closed, SlowStart, Closed, Closed], "canary has nobody else; a0's application runs on");
+
+    edit(&mut table, "a1", |record| record.health = Health::Critical);
+    builder.build(&table, later);
+    edit(&mut table, "a1", |record| record.health = Health::Passing);
+    edit(&mut table, "c1", |record| record.lane = crate::types::Lane::stable());
+    let (snapshot, _) = builder.build(&table, later);
+    assert_eq!(["a1", "c1"].map(|id| state(&snapshot, id, later)), [SlowStart; 2]);
+}
+
+#[test]
+fn a_sidecar_that_has_just_started_takes_everybody_as_known() {
+    let mut builder = Builder::new(locality());
+    builder.build(&fleet(2, 0), NOW);
+    let later = NOW + std::time::Duration::from_secs(9);
+    assert_eq!(state(&builder.build(&fleet(3, 0), later).0, "a2", later), BreakerState::Closed);
 }
 
 #[test]

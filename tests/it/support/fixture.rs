@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use lanemesh::{
     config::{AccessLog, LogFormat, Proxy, Timeouts},
     proxy::{self, ProxyConfig, Running},
-    routing::{Builder, Candidate, CandidateTable, Locality, Snapshot},
+    routing::{Builder, Candidate, CandidateTable, Locality, Rules, Snapshot},
     telemetry::{Clock, Metrics},
     types::{
         Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, Region, ServiceName,
@@ -121,6 +121,20 @@ impl Fixture {
     }
 
     pub fn with(instances: &[Instance], policies: &[LanePolicy], change: impl FnOnce(&mut ProxyConfig)) -> Self {
+        Self::made(instances, policies, Rules::default(), change)
+    }
+
+    /// With rules of its own for routing.
+    pub fn ruled(instances: &[Instance], rules: Rules, change: impl FnOnce(&mut ProxyConfig)) -> Self {
+        Self::made(instances, &[], rules, change)
+    }
+
+    fn made(
+        instances: &[Instance],
+        policies: &[LanePolicy],
+        rules: Rules,
+        change: impl FnOnce(&mut ProxyConfig),
+    ) -> Self {
         let locality = Locality {
             env: Env::new("prod").unwrap(),
             region: Region::new("r1").unwrap(),
@@ -145,7 +159,7 @@ impl Fixture {
             running: None,
             metrics: Arc::new(Metrics::new()),
             snapshots: Arc::new(ArcSwap::from_pointee(Snapshot::empty())),
-            builder: Builder::new(locality),
+            builder: Builder::with(locality, rules),
             version: 0,
             clock: Clock::start(),
             log,
