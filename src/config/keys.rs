@@ -197,8 +197,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "per_try" Span(ms(10), s(3_600)), Unset("5s", "a third of total, at most 5s"),
             "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
         "silence" Span(ms(10), s(3_600)), Is("1s"),
-            "An instance that has answered nothing at all for this long while a request waited is taken to hang: if the request may \
-             be repeated and another instance is left, it goes there. One that answers other requests is waited for up to per_try.";
+            "An instance that has answered nothing at all for this long while two or more requests waited is taken to hang: those that \
+             may be repeated go to another one. An instance that answers others, or has one request only, is waited for up to \
+             per_try.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
         "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
         "tunnel_idle" Span(ms(100), s(604_800)), Is("1h"),

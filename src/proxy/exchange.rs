@@ -108,7 +108,7 @@ impl<'a> Exchange<'a> {
         let mut lease = Lease::new(self.worker.pool.clone(), entry, link);
         let sent = lease.link.sender.try_send_request(request);
         self.others = self.others.saturating_sub(1);
-        match self.wait(sent, until, progress.as_deref(), prepared.as_deref()).await {
+        match self.wait(sent, until, progress.as_deref(), (entry, prepared.as_deref())).await {
             Some(Ok(response)) => {
                 if let Some(prepared) = &prepared {
                     prepared.heard.set(self.worker.clock.mono());
@@ -208,7 +208,7 @@ impl<'a> Exchange<'a> {
         sent: F,
         until: Mono,
         progress: Option<&Progress>,
-        prepared: Option<&Prepared>,
+        (entry, prepared): (&InstanceEntry, Option<&Prepared>),
     ) -> Option<Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>
     where
         F: Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
@@ -223,8 +223,10 @@ impl<'a> Exchange<'a> {
             let look = if elsewhere { until.min(now + silence) } else { until };
             match timeout_at(self.worker.clock.instant(look).into(), &mut sent).await {
                 Ok(answer) => return Some(answer),
-                // It answers others: this one may take its time.
-                Err(_) if look < until && prepared.is_some_and(|prepared| prepared.heard.get() > now) => {}
+                // It answers others, or nobody else waits there: this one may take its time.
+                Err(_)
+                    if look < until
+                        && (entry.cell.in_flight() < WAITING || prepared.is_some_and(|p| p.heard.get() > now)) => {}
                 Err(_) if look < until => return None,
                 Err(_) => {
                     let frames = progress.map_or(0, |progress| progress.frames.get());
@@ -337,5 +339,7 @@ fn framed_twice(head: &response::Parts, method: &Method) -> bool {
     body && head.headers.contains_key(header::CONTENT_LENGTH) && head.headers.contains_key(header::TRANSFER_ENCODING)
 }
 
+/// One request that waits says little about its instance: it may be a slow one.
+const WAITING: u32 = 2;
 /// While a body moves, the answer's head is waited for in spans of at least this.
 const MIN_SPAN: Duration = Duration::from_millis(100);

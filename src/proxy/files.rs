@@ -4,7 +4,12 @@
 //! the number of client connections is held to what fits, each with a connection to an instance; where that was not enough,
 //! requests are answered with the reason, idle connections are given up, and it is said once a minute.
 
-use std::{cell::Cell, io, time::Duration};
+use std::{
+    cell::Cell,
+    io,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
 
 use nix::{
     errno::Errno,
@@ -17,8 +22,9 @@ use crate::{telemetry::Clock, types::Mono};
 pub(super) fn connections(wanted: usize) -> usize {
     let Ok((files, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
     let fit = fitting(files);
-    if fit < wanted {
-        tracing::warn!(
+    // Every data thread asks, and every reload; it is said once.
+    if fit < wanted && SAID.swap(fit, Relaxed) != fit {
+        tracing::info!(
             files,
             "proxy.max_connections = {wanted}, but the process may open {files} files and each connection may need two: {fit} \
              are taken; raise the limit (ulimit -n, LimitNOFILE=) or lower the key"
@@ -60,6 +66,8 @@ impl Complaint {
     }
 }
 
+/// What was said last.
+static SAID: AtomicUsize = AtomicUsize::new(0);
 /// For gossip, admin, logs, health checks and the program itself.
 const RESERVED: u64 = 64;
 /// Below this nothing works anyway.

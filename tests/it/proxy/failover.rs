@@ -262,6 +262,10 @@ fn an_instance_that_hangs_fails_no_user() {
         config.proxy.timeouts.per_try = Duration::from_secs(2);
     });
     let key = key_of(&proxy, "hung");
+    // Another one waits there as well, and must: it may have been processed.
+    let mut stuck = proxy.client();
+    stuck.send(format!("POST / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\nContent-Length: 0\r\n\r\n"));
+    eventually("it waits", || proxy.running.as_ref().unwrap().in_flight() == 1);
     let began = Instant::now();
     let response = proxy.get(&key);
     assert_eq!((response.status, response.header("x-lanemesh-instance")), (200, Some("up")));
