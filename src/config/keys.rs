@@ -186,6 +186,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "max_replay_bytes" Whole(0, 1_048_576), Is("65536"),
             "Largest request body of known length that is kept, so that the request can be sent again. Larger ones are streamed, \
              and such a request is not repeated once a byte was sent.";
+        "h2_max_streams" Whole(1, 10_000), Is("256"),
+            "Most requests at a time on one HTTP/2 connection of a client; its library waits with further ones. Each may have \
+             64 KiB under way that no instance has taken.";
         "max_retries" Whole(0, 10), Is("2"),
             "Most retries of a safe request after something of it was sent. Refused connections do not count: nothing was sent.";
         "subject" Texts, Is("header:x-user-id"),
@@ -201,13 +204,17 @@ pub(super) const KEYS: &[Key] = keys! {
              may be repeated go to another one. An instance that answers others, or has one request only, is waited for up to \
              per_try.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
-        "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
+        "idle" Span(ms(100), s(86_400)), Is("60s"),
+            "Silence on a body (or, both ways, on a gRPC stream) or on a kept-open client connection.";
         "tunnel_idle" Span(ms(100), s(604_800)), Is("1h"),
             "Silence both ways in a tunnel (WebSocket and other upgrades, CONNECT, TCP ports). Once one side has finished sending, \
              `idle` holds where it is shorter.";
         "pool_idle" Span(ms(0), s(3_600)), Is("3s"),
-            "How long an unused connection to an instance is kept. Applications close idle connections too (many after 5s), and \
+            "How long an unused HTTP/1.1 connection to an instance is kept. Applications close idle connections too (many after 5s), and \
              a request that meets the close has to be sent again: stay below theirs.";
+        "h2_ping" Span(s(1), s(3_600)), Is("310s"),
+            "Silence on an HTTP/2 connection to an instance, with requests under way, after which it has to answer a PING. gRPC \
+             servers close connections that ping more often than every five minutes, unless told otherwise.";
         "head" Span(ms(100), s(600)), Is("10s"), "A request head, from its first byte to its last.";
         "body" Span(ms(100), s(3_600)), Is("30s"),
             "A request body that is kept (at most max_replay_bytes), from its head to its last byte. Larger ones may take any time; \

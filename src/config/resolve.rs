@@ -137,6 +137,7 @@ fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
         max_connections: small(s.value(f, "max_connections", values::whole)),
         max_requests_per_instance: small(s.value(f, "max_requests_per_instance", values::whole)),
         max_replay_bytes: s.value(f, "max_replay_bytes", values::whole),
+        h2_max_streams: small(s.value(f, "h2_max_streams", values::whole)),
         max_retries: small(s.value(f, "max_retries", values::whole)),
         timeouts: timeouts(&Section::fixed("proxy.timeouts", top), f),
         subject,
@@ -187,6 +188,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
         idle: s.value(f, "idle", values::span),
         tunnel_idle: s.value(f, "tunnel_idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
+        h2_ping: s.value(f, "h2_ping", values::span),
         head: s.value(f, "head", values::span),
         body: s.value(f, "body", values::span),
     }

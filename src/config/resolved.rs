@@ -108,6 +108,8 @@ pub struct Proxy {
     pub max_requests_per_instance: usize,
     /// Largest request body kept to be sent again.
     pub max_replay_bytes: u64,
+    /// Most concurrent streams of an HTTP/2 client connection.
+    pub h2_max_streams: u32,
     /// Most retries after something was sent.
     pub max_retries: u8,
     /// Time limits.
@@ -133,6 +135,8 @@ pub struct Timeouts {
     pub tunnel_idle: Duration,
     /// A pooled connection to an instance.
     pub pool_idle: Duration,
+    /// Silence of an HTTP/2 connection to an instance before it is pinged.
+    pub h2_ping: Duration,
     /// A request head, from its first byte.
     pub head: Duration,
     /// A request body that is kept.

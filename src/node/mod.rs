@@ -342,7 +342,7 @@ impl Node {
             self.carry_out(now, action);
         }
         self.arm_gossip(now);
-        if let Some(table) = self.view.publish(now.mono, &self.config.node, &self.catalog, &self.membership) {
+        if let Some(table) = self.view.publish(now.mono, &self.config.node, &self.catalog, &mut self.membership) {
             self.counters.publications += 1;
             self.outputs.push_back(Output::Publish(Arc::new(table)));
         }

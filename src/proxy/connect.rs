@@ -65,7 +65,7 @@ async fn reach(
     flight.service = Some(service.clone());
     let routed = service.view(&view).ok_or_else(unknown)?;
     let decision = decide(worker, flight, &service, routed, &parts.headers);
-    let limit = deadline::requested(&parts.headers);
+    let limit = deadline::requested(&parts.headers, false);
     if headers::clean_request(&mut parts.headers, &worker.lane_header)?.hops >= headers::MAX_HOPS {
         return Err(Reason::Loop.into());
     }

@@ -12,10 +12,8 @@ use crate::routing::GiveUp;
 /// Why the proxy answers in an upstream's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Not HTTP/1.1 at all.
+    /// Not HTTP at all.
     BadSyntax,
-    /// HTTP/2.
-    VersionUnsupported,
     /// Conflicting or odd `Content-Length` and `Transfer-Encoding`.
     BadFraming,
     /// `Host` is missing, there is more than one, or it is no `name[:port]`.
@@ -58,6 +56,8 @@ pub enum Reason {
     Overloaded,
     /// This host has no more files or ports to give.
     LocalLimit,
+    /// The instances take no more concurrent streams.
+    Overflow,
 }
 
 struct Entry {
@@ -85,11 +85,8 @@ const fn entry(
 #[rustfmt::skip]
 const TABLE: [Entry; 23] = [
     entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
-        "what the client sent is not an HTTP/1.1 request",
-        "send plain HTTP/1.1 to this port; TLS is not taken here"),
-    entry(Reason::VersionUnsupported, "http_version_not_supported", 505, "http_request_error",
-        "HTTP/2 is not supported by this version",
-        "use HTTP/1.1"),
+        "what the client sent is not an HTTP request",
+        "send plain HTTP/1.1 or HTTP/2 to this port; TLS is not taken here"),
     entry(Reason::BadFraming, "bad_framing", 400, "http_request_error",
         "the request's length is given twice or in conflict (Content-Length, Transfer-Encoding)",
         "send one Content-Length of digits only, or Transfer-Encoding: chunked, never both"),
@@ -127,11 +124,11 @@ const TABLE: [Entry; 23] = [
         "the instance closed the connection before it answered; the request may have been processed",
         "repeat it if that is harmless; look for crashes in the instance's log"),
     entry(Reason::BadResponse, "bad_upstream_response", 502, "http_protocol_error",
-        "the instance's answer is not valid HTTP/1.1, or switches protocols unasked",
+        "the instance's answer is not valid HTTP, or switches protocols unasked",
         "look at the instance's answer with curl; it may speak TLS or another protocol on this port"),
     entry(Reason::ProtocolUnsupported, "protocol_not_supported", 502, "destination_unavailable",
-        "the instance speaks a protocol that this version does not route",
-        "announce it with protocol = \"http1\" if it speaks HTTP/1.1"),
+        "the instance speaks no HTTP",
+        "announce it with the protocol that it speaks: \"http1\", \"h2c\" or \"grpc\""),
     entry(Reason::UpstreamTimeout, "upstream_timeout", 504, "http_response_timeout",
         "the instance did not answer in the time of one try",
         "raise proxy.timeouts.per_try if its answers take longer by design"),
@@ -153,6 +150,9 @@ const TABLE: [Entry; 23] = [
     entry(Reason::LocalLimit, "local_limit", 503, "proxy_internal_error",
         "this sidecar may open no more files or ports; nothing was sent, the request may be repeated",
         "raise its limit on open files (ulimit -n, LimitNOFILE=), or lower proxy.max_connections"),
+    entry(Reason::Overflow, "overflow", 503, "connection_limit_reached",
+        "the instances have as many HTTP/2 streams under way as they take at a time; nothing was sent, the request may be repeated",
+        "raise the applications' limit on concurrent streams, or add instances"),
 ];
 
 impl Reason {
@@ -196,7 +196,6 @@ impl Reason {
         matches!(
             self,
             Self::BadSyntax
-                | Self::VersionUnsupported
                 | Self::BadFraming
                 | Self::BadHost
                 | Self::BadTarget

@@ -74,6 +74,8 @@ impl<'a> Reach<'a> {
                         Err(ConnectFault::Failed(error)) => {
                             self.failed(Reason::AllRefused, entry, &error.to_string(), Outcome::ConnectFailed);
                         }
+                        // Only streams of HTTP/2 have that.
+                        Err(ConnectFault::Full) => self.failed(Reason::Overflow, entry, "full", Outcome::Full),
                         Err(ConnectFault::Local(error)) => {
                             self.failed(Reason::LocalLimit, entry, &error.to_string(), Outcome::Full);
                         }

@@ -31,6 +31,7 @@ use super::{
     client::Client,
     client::serve,
     files::{self, Complaint},
+    h2_pool::H2Pool,
     hints::{self, Clients},
     pool::Pool,
     tcp,
@@ -312,6 +313,7 @@ pub(super) struct Worker {
     pub(super) access: AccessSink,
     pub(super) pool: Rc<Pool>,
     max_connections: usize,
+    pub(super) h2_pool: Rc<H2Pool>,
     snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
@@ -325,6 +327,7 @@ impl Worker {
         let Seed { settings, snapshots, metrics, clock, sink, own } = seed;
         let config = settings.borrow().clone();
         let pool = Rc::new(Pool::new(config.proxy.timeouts.pool_idle, own, clock, metrics.clone()));
+        let h2_pool = Rc::new(H2Pool::new(pool.clone(), config.proxy.timeouts, clock, metrics.clone()));
         let view = RefCell::new(Rc::new(View::new(snapshots.load_full())));
         Ok(Self {
             config: config.proxy.clone(),
@@ -336,6 +339,7 @@ impl Worker {
             access: sink,
             pool,
             max_connections: files::connections(config.proxy.max_connections),
+            h2_pool,
             snapshots: RefCell::new(Cache::new(snapshots)),
             view,
             random: Cell::new(first_random()),
@@ -349,6 +353,7 @@ impl Worker {
     fn with(&self, config: &ProxyConfig) -> Result<Self, StartFault> {
         let lane_header = lane_header(&config.proxy)?;
         self.pool.set_idle_limit(config.proxy.timeouts.pool_idle);
+        self.h2_pool.set_timeouts(config.proxy.timeouts);
         let snapshots = self.snapshots.borrow().clone();
         Ok(Self {
             config: config.proxy.clone(),
@@ -360,6 +365,7 @@ impl Worker {
             access: self.access.sampling(config.access_log.sample),
             pool: self.pool.clone(),
             max_connections: files::connections(config.proxy.max_connections),
+            h2_pool: self.h2_pool.clone(),
             snapshots: RefCell::new(snapshots),
             // What was resolved of the view so far followed the old rules.
             view: RefCell::new(Rc::new(View::new(self.view().snapshot.clone()))),
@@ -415,6 +421,7 @@ impl Worker {
 
     fn sweep(&self, now: Mono) {
         self.pool.sweep();
+        self.h2_pool.sweep();
         for client in self.clients.borrow().values() {
             client.sweep(self, now);
         }

@@ -191,8 +191,9 @@ impl World {
                 let host = ip.and_then(|ip| host_at(ip, &self.hosts));
                 let target = host.map(|host| Target { host, app: (entry.record.port - FIRST_PORT) as u8 });
                 flight.tries.push(target);
-                let now = self.now;
-                self.record.iter_mut().for_each(|record| record.tries.extend(host.map(|host| (now, host))));
+                if let (Some(record), Some(host), [_]) = (&mut self.record, host, &flight.tries[..]) {
+                    record.firsts.push((flight.begun, host));
+                }
                 self.with_checks(|checks, world, found| {
                     checks.iter_mut().for_each(|check| check.tried(world, &flight, entry, target, found));
                 });

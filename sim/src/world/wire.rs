@@ -311,7 +311,7 @@ fn size(input: &Input) -> usize {
     match input {
         Input::Envelope { bytes, .. } | Input::SyncRequest { bytes, .. } => bytes.len(),
         Input::SyncEnded { result, .. } => result.as_ref().map_or(0, |(_, bytes)| bytes.len()),
-        Input::Refused { .. } | Input::Seeds(_) | Input::Control => 0,
+        Input::Refused { .. } | Input::Seeds(_) | Input::Persisted { .. } | Input::Control => 0,
     }
 }
 

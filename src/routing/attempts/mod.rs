@@ -46,7 +46,7 @@ pub type Method = MethodClass;
 pub struct AttemptsConfig {
     /// Retries after something was sent; connect refusals don't count.
     pub max_retries: u8,
-    /// A try's own limit; of more than a third of `total`, a third is used.
+    /// A try's own limit; for what may be repeated at most a third of `total`.
     pub per_try: Duration,
     /// Limit of all tries together.
     pub total: Duration,
@@ -183,13 +183,15 @@ impl Attempts {
             Some(instance) => State::Ready { instance, fresh: false, checked: !decision.panic },
             None => State::Over(GiveUp::NoInstance),
         };
+        let repeatable = replayable && class != MethodClass::Other;
         Self {
             key_hash: decision.key_hash,
             lane: decision.served.unwrap_or(0),
             panic: decision.panic,
-            repeatable: replayable && class != MethodClass::Other,
+            repeatable,
             max_retries: config.max_retries,
-            per_try: config.per_try.min(config.total / 3),
+            // What is never repeated leaves no time for others.
+            per_try: if repeatable { config.per_try.min(config.total / 3) } else { config.per_try },
             patience: config.per_try.min(LONG_ENOUGH),
             deadline: now + config.total,
             tries: 0,

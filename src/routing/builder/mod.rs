@@ -209,9 +209,16 @@ fn entries<'a>(
     last: Option<&ServiceView>,
 ) -> Vec<InstanceEntry> {
     let mut claimed = None;
+    // Those whose sidecars went while many did serve only where the service has nobody else: perhaps it is this node that is
+    // cut off, and they can be reached.
+    let living = |candidate: &&&Candidate| {
+        candidate.owner != MemberState::Down
+            && gone(candidate, locality, false).or(out_of_rotation(candidate)).is_none()
+    };
+    let served = candidates.iter().any(|candidate| living(&candidate));
     let entry = |&candidate: &&'a Candidate| {
         let record = &candidate.record;
-        let gone = gone(candidate, locality);
+        let gone = gone(candidate, locality, served);
         let duplicate = gone.is_none() && claimed == Some(&record.id);
         if gone.is_none() {
             claimed = Some(&record.id);
@@ -241,12 +248,13 @@ fn spare_the_last(instances: &mut [InstanceEntry]) {
     }
 }
 
-/// Facts by which an instance does not exist here: it then leaves its id to others.
-fn gone(candidate: &Candidate, locality: &Locality) -> Option<Exclusion> {
+/// Facts by which an instance does not exist here: it then leaves its id to others. `served`: the service has somebody who
+/// lives.
+fn gone(candidate: &Candidate, locality: &Locality, served: bool) -> Option<Exclusion> {
     match candidate.owner {
         _ if candidate.record.env != locality.env => Some(Exclusion::OtherEnv),
         MemberState::Left => Some(Exclusion::OwnerLeft),
-        MemberState::Down if !candidate.stale => Some(Exclusion::OwnerDown),
+        MemberState::Down if served || !candidate.stale => Some(Exclusion::OwnerDown),
         MemberState::Down | MemberState::Alive | MemberState::Doubtful => None,
     }
 }

@@ -36,8 +36,26 @@ fn gossiped_facts_exclude_each_with_its_reason() {
     let expected =
         [Some(OtherEnv), Some(Critical), Some(Draining), Some(WeightZero), None, Some(OwnerDown), Some(OwnerLeft)];
     assert_eq!(found[..7], expected);
-    assert_eq!(found[7..], [None, None, None]);
-    assert_eq!(ring(&snapshot, "stable").members().len(), 4);
+    assert_eq!(found[7..], [None, Some(OwnerDown), None]);
+    assert_eq!(ring(&snapshot, "stable").members().len(), 3);
+}
+
+/// M8: those who went with many others are tried only where nobody else is left.
+#[test]
+fn a_last_resort_serves_only_where_nobody_lives() {
+    let mut table = fleet(4, 0);
+    for at in 0..4 {
+        (table.instances[at].owner, table.instances[at].stale) = (MemberState::Down, true);
+    }
+    table.instances[3].stale = false;
+    let snapshot = built(&table);
+    let left: Vec<_> = (0..4).map(|i| excluded(&snapshot, &format!("a{i}"))).collect();
+    assert_eq!(left, [None, None, None, Some(Exclusion::OwnerDown)]);
+    table.instances[1].owner = MemberState::Doubtful;
+    let snapshot = built(&table);
+    let left: Vec<_> = (0..4).map(|i| excluded(&snapshot, &format!("a{i}"))).collect();
+    let down = Some(Exclusion::OwnerDown);
+    assert_eq!(left, [down, None, down, down], "one that lives, though doubted, is better");
 }
 
 #[test]

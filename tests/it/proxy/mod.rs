@@ -3,6 +3,11 @@
 mod breakers;
 mod clients;
 mod failover;
+mod grpc;
+mod h2;
+mod h2_clients;
+mod h2_limits;
+mod h2_upstream;
 mod limits;
 mod matrix;
 mod observe;

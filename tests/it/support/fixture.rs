@@ -14,12 +14,15 @@ use lanemesh::{
     routing::{Builder, Candidate, CandidateTable, Locality, Rules, Snapshot},
     telemetry::{Clock, Metrics},
     types::{
-        Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, Region, ServiceName,
+        Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, Protocol, Region, ServiceName,
         SubjectSource, VersionName, Wall, Zone,
     },
 };
 
-use super::raw::{Raw, Response};
+use super::{
+    h2::Conn,
+    raw::{Raw, Response},
+};
 
 /// One instance of a hand-made table.
 #[derive(Debug, Clone)]
@@ -63,6 +66,11 @@ impl Instance {
         self
     }
 
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.0.protocol = protocol;
+        self
+    }
+
     pub fn health(mut self, health: Health) -> Self {
         self.0.health = health;
         self
@@ -83,6 +91,7 @@ pub fn proxy_config() -> Proxy {
         max_connections: 1_000,
         max_requests_per_instance: 1_000,
         max_replay_bytes: 65_536,
+        h2_max_streams: 100,
         max_retries: 2,
         timeouts: Timeouts {
             connect: Duration::from_millis(500),
@@ -92,6 +101,7 @@ pub fn proxy_config() -> Proxy {
             idle: Duration::from_secs(5),
             tunnel_idle: Duration::from_secs(5),
             pool_idle: Duration::from_secs(3),
+            h2_ping: Duration::from_secs(310),
             head: Duration::from_secs(5),
             body: Duration::from_secs(5),
         },
@@ -196,6 +206,10 @@ impl Fixture {
 
     pub fn addr(&self) -> SocketAddr {
         self.running.as_ref().expect("runs").addr()
+    }
+
+    pub fn h2(&self) -> Conn {
+        Conn::client(self.addr())
     }
 
     pub fn client(&self) -> Raw {
