@@ -147,5 +147,6 @@ fn kind_of(outcome: Outcome) -> u64 {
         Outcome::Timeout => 3,
         Outcome::RetryableStatus(_) => 4,
         Outcome::Answered(_) => 5,
+        Outcome::Full => 6,
     }
 }

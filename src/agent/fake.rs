@@ -128,6 +128,7 @@ impl Fake {
                 gossip: ([127, 0, 0, 1], 7001).into(),
                 proxy: ([127, 0, 0, 1], 15001).into(),
                 ports: BTreeMap::new(),
+                tcp_ports: BTreeMap::new(),
                 admin: ([127, 0, 0, 1], 15000).into(),
                 token_file: "/nonexistent/admin.token".into(),
                 pid: 42,

@@ -121,6 +121,9 @@ pub struct NodeInfo {
     pub proxy: SocketAddr,
     /// Bound dedicated ports.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
+    /// Bound TCP ports.
+    #[serde(default)]
+    pub tcp_ports: BTreeMap<ServiceName, SocketAddr>,
     /// Bound admin address.
     pub admin: SocketAddr,
     /// Where the write token is; readable by the owner only.

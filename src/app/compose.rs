@@ -123,6 +123,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         proxy: proxy_config,
         services: config.services.clone(),
         access_log: config.access_log.clone(),
+        node: node_id.to_string(),
         own: vec![admin_addr],
     };
     let proxy = proxy::start(proxy_config, handle.snapshots(), metrics.clone(), clock)?;
@@ -136,6 +137,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         gossip,
         proxy: proxy.addr(),
         ports: proxy.ports().clone(),
+        tcp_ports: proxy.tcp_ports().clone(),
         admin: admin_addr,
         token_file: std::path::absolute(&token_file).unwrap_or(token_file).display().to_string(),
         pid: std::process::id(),

@@ -105,6 +105,7 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         ("gossip", gossip != now.gossip),
         ("proxy.bind", proxy.bind != now.proxy.bind),
         ("proxy.ports", proxy.ports != now.proxy.ports),
+        ("proxy.tcp_ports", proxy.tcp_ports != now.proxy.tcp_ports),
         ("proxy.workers", proxy.workers != now.proxy.workers),
         ("admin", admin != now.admin),
         ("env", env != now.env),
@@ -118,7 +119,13 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
     ];
     let bound = now.proxy.clone();
     let next = Config {
-        proxy: Proxy { bind: bound.bind, ports: bound.ports, workers: bound.workers, ..proxy },
+        proxy: Proxy {
+            bind: bound.bind,
+            ports: bound.ports,
+            tcp_ports: bound.tcp_ports,
+            workers: bound.workers,
+            ..proxy
+        },
         access_log: AccessLog { sample: access_log.sample, ..now.access_log.clone() },
         instances,
         services,

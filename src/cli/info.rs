@@ -16,6 +16,7 @@ pub(super) async fn run(args: &Args, json: bool) -> Outcome {
 }
 
 pub(super) fn render(info: &NodeInfo) -> String {
+    let tcp_ports: Vec<String> = info.tcp_ports.iter().map(|(service, addr)| format!("{service} {addr}")).collect();
     let ports: Vec<String> = info.ports.iter().map(|(service, addr)| format!("{service} {addr}")).collect();
     let ready = match info.waiting_for.is_empty() {
         true => "yes".to_owned(),
@@ -30,6 +31,7 @@ pub(super) fn render(info: &NodeInfo) -> String {
         ("gossip", info.gossip.to_string()),
         ("proxy", info.proxy.to_string()),
         ("ports", ports.join(", ")),
+        ("TCP ports", tcp_ports.join(", ")),
         ("admin", info.admin.to_string()),
         ("token file", info.token_file.clone()),
         ("pid", info.pid.to_string()),

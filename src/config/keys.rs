@@ -169,6 +169,8 @@ pub(super) const KEYS: &[Key] = keys! {
              it reaches the mesh, so keep it on loopback.";
         "ports" Table, Unset("{ orders = \"127.0.0.1:18001\" }", "no dedicated port"),
             "Dedicated ports: all that comes in there is for one service.";
+        "tcp_ports" Table, Unset("{ redis = \"127.0.0.1:16379\" }", "no TCP port"),
+            "Dedicated ports for plain TCP: every connection is carried to an instance of one service, whatever is spoken in it.";
         "workers" Whole(0, 1024), Is("0"), "Data-path threads. 0: one per core, at most 2.";
         "expose_decision" Flag, Is("false"),
             "Adds `x-lanemesh-*` response headers that tell instance, version, lane and reason.";
@@ -176,7 +178,14 @@ pub(super) const KEYS: &[Key] = keys! {
             "Header in which an allow-listed subject may name a lane. It is taken off everybody else's requests.";
         "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431, or 414 where the request line alone is larger (of which no more than 65500 bytes are ever taken).";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
-        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
+        "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed. Lowered at start to what the limit on open \
+             files has room for.";
+        "max_requests_per_instance" Whole(1, 1_000_000), Is("4096"),
+            "Most requests (tunnels among them) under way from this sidecar at one instance. A full instance is passed over; when \
+             all of the lane are full, the answer is 503 at once.";
+        "max_replay_bytes" Whole(0, 1_048_576), Is("65536"),
+            "Largest request body of known length that is kept, so that the request can be sent again. Larger ones are streamed, \
+             and such a request is not repeated once a byte was sent.";
         "h2_max_streams" Whole(1, 10_000), Is("256"),
             "Most requests at a time on one HTTP/2 connection of a client; its library waits with further ones. Each may have \
              64 KiB under way that no instance has taken.";
@@ -190,6 +199,10 @@ pub(super) const KEYS: &[Key] = keys! {
         "connect" Span(ms(10), s(60)), Unset("1s", "1s, or per_try where that is shorter"), "To connect to an instance. At most per_try.";
         "per_try" Span(ms(10), s(3_600)), Unset("5s", "a third of total, at most 5s"),
             "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
+        "silence" Span(ms(10), s(3_600)), Is("1s"),
+            "An instance that has answered nothing at all for this long while two or more requests waited is taken to hang: those that \
+             may be repeated go to another one. An instance that answers others, or has one request only, is waited for up to \
+             per_try.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
         "idle" Span(ms(100), s(86_400)), Is("60s"),
             "Silence on a body (or, both ways, on a gRPC stream) or on a kept-open client connection.";
@@ -203,6 +216,9 @@ pub(super) const KEYS: &[Key] = keys! {
             "Silence on an HTTP/2 connection to an instance, with requests under way, after which it has to answer a PING. gRPC \
              servers close connections that ping more often than every five minutes, unless told otherwise.";
         "head" Span(ms(100), s(600)), Is("10s"), "A request head, from its first byte to its last.";
+        "body" Span(ms(100), s(3_600)), Is("30s"),
+            "A request body that is kept (at most max_replay_bytes), from its head to its last byte. Larger ones may take any time; \
+             `idle` limits their silence.";
     }
     "routing": {
         "breaker_failures" Whole(0, 16), Is("3"),
@@ -281,6 +297,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "route_key" Texts, Unset("[\"header:x-cart-id\"]", "the subject"), "What is hashed on the ring to choose the instance.";
         "request_id_as_subject" Flag, Is("false"),
             "Allows a request id as subject, which gives every request its own lane: for batch and load-test traffic.";
+        "tcp_key" Text, Is("source"),
+            "What is hashed on the ring for a connection to the service's TCP port: `source` (the client's IP address; for loopback \
+             the node's name), `random` (another instance for every connection), or `fixed:TEXT` (one instance for all).";
     }
     "instance": {
         "id" Name, Unset("orders-1", "the node id, for the first instance"),

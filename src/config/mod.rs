@@ -32,7 +32,7 @@ pub use reference::reference;
 pub use resolve::resolve;
 pub use resolved::{
     AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LogFormat, Profile, Proxy, ServiceRule,
-    Shutdown, Timeouts,
+    Shutdown, TcpKey, Timeouts,
 };
 pub use routing::{Balance, Breaker, Counts, Fallback, Routing, Statuses};
 pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject, request_id_in};

@@ -15,7 +15,7 @@ use crate::types::{NodeId, Protocol, ServiceName, SubjectSource};
 
 use super::{
     AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy, Routing,
-    ServiceRule, Shutdown, Timeouts,
+    ServiceRule, Shutdown, TcpKey, Timeouts,
     fault::{Faults, Wrong},
     keys::{Key, MAX_INSTANCES, MAX_SERVICES},
     overrides,
@@ -127,13 +127,16 @@ fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
     }
     Proxy {
         bind: s.value(f, "bind", values::address),
-        ports: ports(s, f),
+        ports: ports(s, "ports", "{ orders = \"127.0.0.1:18001\" }", f),
+        tcp_ports: ports(s, "tcp_ports", "{ redis = \"127.0.0.1:16379\" }", f),
         workers: small(s.value(f, "workers", values::whole)),
         expose_decision: s.value(f, "expose_decision", values::flag),
         lane_header: s.value(f, "lane_header", values::lane_header),
         max_head_bytes: small(s.value(f, "max_head_bytes", values::whole)),
         max_headers: small(s.value(f, "max_headers", values::whole)),
         max_connections: small(s.value(f, "max_connections", values::whole)),
+        max_requests_per_instance: small(s.value(f, "max_requests_per_instance", values::whole)),
+        max_replay_bytes: s.value(f, "max_replay_bytes", values::whole),
         h2_max_streams: small(s.value(f, "h2_max_streams", values::whole)),
         max_retries: small(s.value(f, "max_retries", values::whole)),
         timeouts: timeouts(&Section::fixed("proxy.timeouts", top), f),
@@ -142,10 +145,10 @@ fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
 }
 
 /// Dedicated ports: a table from service to address.
-fn ports(s: &Section<'_>, f: &mut Faults) -> BTreeMap<ServiceName, SocketAddr> {
+fn ports(s: &Section<'_>, key: &str, example: &str, f: &mut Faults) -> BTreeMap<ServiceName, SocketAddr> {
     let mut ports = BTreeMap::new();
-    for (name, node) in table_of(s, f, "ports", "{ orders = \"127.0.0.1:18001\" }") {
-        let dotted = s.dotted(&format!("ports.{name}"));
+    for (name, node) in table_of(s, f, key, example) {
+        let dotted = s.dotted(&format!("{key}.{name}"));
         let key = super::keys::find("proxy", "bind");
         let address = key.map(|key| values::address(&node.value, key));
         match (ServiceName::new(name), address) {
@@ -180,12 +183,14 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
     Timeouts {
         connect,
         per_try,
+        silence: s.value(f, "silence", values::span),
         total,
         idle: s.value(f, "idle", values::span),
         tunnel_idle: s.value(f, "tunnel_idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
         h2_ping: s.value(f, "h2_ping", values::span),
         head: s.value(f, "head", values::span),
+        body: s.value(f, "body", values::span),
     }
 }
 
@@ -224,6 +229,7 @@ fn services(top: &Entries, routing: &Arc<Routing>, f: &mut Faults) -> BTreeMap<S
             subject: s.get(f, "subject", subject),
             route_key: s.get(f, "route_key", subject),
             request_id_as_subject: s.value(f, "request_id_as_subject", values::flag),
+            tcp_key: s.value(f, "tcp_key", tcp_key),
             routing: Some(routing::read(&s, routing, f)).filter(|own| *own != **routing).map(Arc::new),
         };
         if let (Some(header), false) = (rule.subject.as_ref().and_then(request_id_in), rule.request_id_as_subject) {
@@ -381,12 +387,15 @@ fn instance_ids(top: &Entries, config: &Config, f: &mut Faults) {
 fn ports_apart(top: &Entries, config: &Config, f: &mut Faults) {
     let proxy = Section::fixed("proxy", top);
     let admin = Section::fixed("admin", top);
-    let ports = proxy.node("ports").and_then(Node::table);
-    let dedicated = config.proxy.ports.iter().map(|(service, address)| {
-        let place =
-            ports.and_then(|ports| ports.get(service.as_str())).map_or(proxy.place("ports"), |node| &node.place);
-        (*address, place, format!("proxy.ports.{service}"))
-    });
+    let dedicated =
+        [("ports", &config.proxy.ports), ("tcp_ports", &config.proxy.tcp_ports)].into_iter().flat_map(|(key, all)| {
+            let typed = proxy.node(key).and_then(Node::table);
+            let place = proxy.place(key);
+            all.iter().map(move |(service, address)| {
+                let place = typed.and_then(|table| table.get(service.as_str())).map_or(place, |node| &node.place);
+                (*address, place, format!("proxy.{key}.{service}"))
+            })
+        });
     let mut taken = vec![(config.proxy.bind, "proxy.bind".to_owned())];
     for (address, place, key) in
         std::iter::once((config.admin.bind, admin.place("bind"), "admin.bind".into())).chain(dedicated)
@@ -424,6 +433,19 @@ fn host(value: &Value, key: &Key) -> Parsed<String> {
 
 fn subject(value: &Value, key: &Key) -> Parsed<SubjectSource> {
     parse_subject(&values::texts(value, key)?).map_err(|message| split(&message))
+}
+
+fn tcp_key(value: &Value, key: &Key) -> Parsed<TcpKey> {
+    let text = values::text(value, key)?;
+    match (text, text.strip_prefix("fixed:")) {
+        ("source", _) => Ok(TcpKey::Source),
+        ("random", _) => Ok(TcpKey::Random),
+        (_, Some(fixed)) if !fixed.is_empty() => Ok(TcpKey::Fixed(fixed.to_owned())),
+        _ => {
+            let shown: String = text.chars().take(80).collect();
+            Err(Wrong::new(format!("`{shown}` is no key"), "write \"source\", \"random\" or \"fixed:TEXT\""))
+        }
+    }
 }
 
 fn log_format(value: &Value, key: &Key) -> Parsed<LogFormat> {

@@ -90,6 +90,8 @@ pub struct Proxy {
     pub bind: SocketAddr,
     /// Dedicated ports: everything that comes in there is for one service.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
+    /// TCP ports: every connection that comes in there is for one service.
+    pub tcp_ports: BTreeMap<ServiceName, SocketAddr>,
     /// Data-path threads.
     pub workers: usize,
     /// Adds `x-lanemesh-*` response headers that tell the decision.
@@ -102,6 +104,10 @@ pub struct Proxy {
     pub max_headers: usize,
     /// Most client connections.
     pub max_connections: usize,
+    /// Most requests under way at one instance.
+    pub max_requests_per_instance: usize,
+    /// Largest request body kept to be sent again.
+    pub max_replay_bytes: u64,
     /// Most concurrent streams of an HTTP/2 client connection.
     pub h2_max_streams: u32,
     /// Most retries after something was sent.
@@ -119,6 +125,8 @@ pub struct Timeouts {
     pub connect: Duration,
     /// One try, up to the response head.
     pub per_try: Duration,
+    /// Silence of an instance altogether, after which another is asked where that is safe.
+    pub silence: Duration,
     /// All tries, up to the response head.
     pub total: Duration,
     /// Silence on a body or a kept-open client connection.
@@ -131,6 +139,8 @@ pub struct Timeouts {
     pub h2_ping: Duration,
     /// A request head, from its first byte.
     pub head: Duration,
+    /// A request body that is kept.
+    pub body: Duration,
 }
 
 /// This sidecar's rule for one service.
@@ -142,8 +152,22 @@ pub struct ServiceRule {
     pub route_key: Option<SubjectSource>,
     /// A request id is refused as a subject unless this is set.
     pub request_id_as_subject: bool,
+    /// What is hashed for connections of its TCP port.
+    pub tcp_key: TcpKey,
     /// How its requests are spread; `None` takes [`Config::routing`].
     pub routing: Option<Arc<Routing>>,
+}
+
+/// What places a TCP connection on the ring.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum TcpKey {
+    /// The client's IP address; for loopback, this node's name.
+    #[default]
+    Source,
+    /// Chance, for every connection anew.
+    Random,
+    /// This text, so that all connections go to one instance.
+    Fixed(String),
 }
 
 /// Admin API.

@@ -13,7 +13,8 @@ use super::{
 pub fn warnings(config: &Config) -> Vec<String> {
     let mut out = Vec::new();
     let ports = config.proxy.ports.iter().map(|(service, address)| (format!("proxy.ports.{service}"), address));
-    for (key, address) in std::iter::once(("proxy.bind".to_owned(), &config.proxy.bind)).chain(ports) {
+    let tcp = config.proxy.tcp_ports.iter().map(|(service, address)| (format!("proxy.tcp_ports.{service}"), address));
+    for (key, address) in std::iter::once(("proxy.bind".to_owned(), &config.proxy.bind)).chain(ports).chain(tcp) {
         if !address.ip().to_canonical().is_loopback() {
             out.push(format!("{key}: {address} is not loopback: whoever reaches it reaches every service of the mesh, without credentials"));
         }

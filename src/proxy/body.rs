@@ -284,8 +284,12 @@ impl Body for RequestBody {
     }
 }
 
-/// Reads a request body of known, small length whole.
-pub(super) async fn keep(mut body: Incoming, silence: Duration) -> Result<Bytes, ClientFault> {
+/// Reads a request body of known, small length whole, inside `limit`: whoever sends it byte by byte holds nothing for long.
+pub(super) async fn keep(body: Incoming, silence: Duration, limit: Duration) -> Result<Bytes, ClientFault> {
+    tokio::time::timeout(limit, gather(body, silence)).await.unwrap_or(Err(ClientFault::Silent))
+}
+
+async fn gather(mut body: Incoming, silence: Duration) -> Result<Bytes, ClientFault> {
     let mut first = Bytes::new();
     let mut more: Option<BytesMut> = None;
     loop {

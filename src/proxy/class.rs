@@ -10,6 +10,7 @@ pub(super) fn retry(outcome: Outcome) -> Option<&'static str> {
         Outcome::Reset => Some("reset"),
         Outcome::Timeout => Some("timeout"),
         Outcome::RetryableStatus(_) => Some("status"),
+        Outcome::Full => Some("full"),
         Outcome::Answered(_) => None,
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Client {
     tunnel: RefCell<Option<Tunnel>>,
     /// It has become that, and looks after itself.
     tunnelled: Cell<bool>,
+    /// Its number on this thread, once it is registered.
+    number: Cell<u64>,
     /// Requests handed over by hyper so far.
     served: Cell<u64>,
     in_flight: Cell<u32>,
@@ -57,6 +59,31 @@ pub(super) enum End {
 }
 
 impl Client {
+    pub(super) fn new(worker: &Worker, socket: Socket, address: SocketAddr, dedicated: Option<Arc<str>>) -> Rc<Self> {
+        let config = &worker.config;
+        let wire = Rc::new(Wire {
+            opening: Opening::default(),
+            follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
+            since: worker.clock.mono().into(),
+            blocked: Cell::new(None),
+            answered_400: Cell::new(false),
+        });
+        Rc::new(Self {
+            address,
+            dedicated,
+            socket,
+            wire,
+            http2: OnceCell::new(),
+            tunnel: RefCell::default(),
+            tunnelled: Cell::new(false),
+            number: Cell::new(0),
+            served: Cell::new(0),
+            in_flight: Cell::new(0),
+            end: Notify::new(),
+            how: Cell::new(End::Gracefully),
+        })
+    }
+
     /// Whether the present request must be refused for what hyper hid. To be called once per request, in order.
     pub(super) fn next_fault(&self) -> Option<Reason> {
         let index = self.served.replace(self.served.get() + 1);
@@ -100,9 +127,34 @@ impl Client {
         &self.socket
     }
 
+    /// Its number on this thread.
+    pub(super) fn number(&self) -> u64 {
+        self.number.get()
+    }
+
+    /// Gives it its number.
+    pub(super) fn numbered(&self, number: u64) {
+        self.number.set(number);
+    }
+
+    /// Writes an interim response ahead of the one that is awaited, where that is possible at once: it is only a hint.
+    pub(super) fn hint(&self, text: &str) {
+        // hyper has nothing to write while it waits for the response, unless the client takes no bytes.
+        let waits = self.in_flight.get() > 0 && self.wire.blocked.get().is_none() && !self.tunnelled.get();
+        if waits && self.socket.try_write(text.as_bytes()).is_ok_and(|count| count < text.len()) {
+            self.cut();
+        }
+    }
+
     /// After the present response the connection is no longer HTTP.
     pub(super) fn becomes(&self, tunnel: Tunnel) {
         self.tunnel.replace(Some(tunnel));
+    }
+
+    /// Carries a tunnel to its end. `early`: what the client has sent for it already.
+    pub(super) async fn carry(&self, tunnel: Tunnel, early: Bytes) {
+        self.tunnelled.set(true);
+        tunnel.carry(self, early).await;
     }
 
     /// Returns when the connection is ended from outside.
@@ -150,28 +202,7 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
     let worker = slot.worker();
     // Small responses must not wait for an acknowledgement of the one before.
     let _ = stream.set_nodelay(true);
-    let socket = Socket::new(stream);
-    let config = &worker.config;
-    let wire = Rc::new(Wire {
-        opening: Opening::default(),
-        follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
-        since: worker.clock.mono().into(),
-        blocked: Cell::new(None),
-        answered_400: Cell::new(false),
-    });
-    let client = Rc::new(Client {
-        address,
-        dedicated,
-        socket: socket.clone(),
-        wire: wire.clone(),
-        http2: OnceCell::new(),
-        tunnel: RefCell::default(),
-        tunnelled: Cell::new(false),
-        served: Cell::new(0),
-        in_flight: Cell::new(0),
-        end: Notify::new(),
-        how: Cell::new(End::Gracefully),
-    });
+    let client = Client::new(&worker, Socket::new(stream), address, dedicated);
     let _registered = worker.register(&client);
     if let Some(first) = serve_http1(&slot, &worker, &client).await {
         // On the heap: most connections never need its room.
@@ -212,8 +243,7 @@ async fn serve_http1(slot: &Rc<Slot>, worker: &Rc<Worker>, client: &Rc<Client>) 
     }
     let tunnel = client.tunnel.take();
     if let Some(tunnel) = tunnel {
-        client.tunnelled.set(true);
-        tunnel.carry(client, connection.into_parts().read_buf).await;
+        client.carry(tunnel, connection.into_parts().read_buf).await;
     } else {
         drop(connection);
         linger(client).await;

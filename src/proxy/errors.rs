@@ -28,7 +28,7 @@ pub enum Reason {
     HeadTooLarge,
     /// The request line is longer than configured, or than any may be.
     TargetTooLong,
-    /// `CONNECT`.
+    /// `CONNECT` over HTTP/2.
     ConnectUnsupported,
     /// No such service in the mesh.
     UnknownService,
@@ -54,6 +54,10 @@ pub enum Reason {
     OwnAddress,
     /// Too many client connections.
     TooManyConnections,
+    /// Every instance of the lane has as many requests of this sidecar as it may.
+    Overloaded,
+    /// This host has no more files or ports to give.
+    LocalLimit,
     /// The instances take no more concurrent streams.
     Overflow,
 }
@@ -81,7 +85,7 @@ const fn entry(
 
 /// In the order of [`Reason`].
 #[rustfmt::skip]
-const TABLE: [Entry; 22] = [
+const TABLE: [Entry; 24] = [
     entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
         "what the client sent is not an HTTP request",
         "send plain HTTP/1.1 or HTTP/2 to this port; TLS is not taken here"),
@@ -107,8 +111,8 @@ const TABLE: [Entry; 22] = [
         "the request line is longer than this sidecar accepts",
         "send what is long in the body, or raise proxy.max_head_bytes; more than 65500 bytes are never taken"),
     entry(Reason::ConnectUnsupported, "connect_not_supported", 501, "http_request_denied",
-        "CONNECT is not supported by this version",
-        "send plain HTTP requests: the sidecar is the one that encrypts"),
+        "CONNECT is taken over HTTP/1.1 only",
+        "open the tunnel with HTTP/1.1"),
     entry(Reason::UnknownService, "unknown_service", 404, "destination_not_found",
         "no instance of this service is known in the mesh",
         "check the spelling with `lanemesh services`; if it is right, its sidecars have not joined"),
@@ -145,6 +149,12 @@ const TABLE: [Entry; 22] = [
     entry(Reason::TooManyConnections, "too_many_connections", 503, "connection_limit_reached",
         "this sidecar holds as many client connections as it may",
         "keep connections open and reuse them, or raise proxy.max_connections"),
+    entry(Reason::Overloaded, "overloaded", 503, "connection_limit_reached",
+        "every instance has as many requests under way from this sidecar as it may; nothing was sent, the request may be repeated",
+        "send less, add instances, or raise proxy.max_requests_per_instance"),
+    entry(Reason::LocalLimit, "local_limit", 503, "proxy_internal_error",
+        "this sidecar may open no more files or ports; nothing was sent, the request may be repeated",
+        "raise its limit on open files (ulimit -n, LimitNOFILE=), or lower proxy.max_connections"),
     entry(Reason::Overflow, "overflow", 503, "connection_limit_reached",
         "the instances have as many HTTP/2 streams under way as they take at a time; nothing was sent, the request may be repeated",
         "raise the applications' limit on concurrent streams, or add instances"),
@@ -152,8 +162,8 @@ const TABLE: [Entry; 22] = [
 
 impl Reason {
     /// All of them, in documented order.
-    pub const ALL: [Self; 22] = {
-        let mut all = [Self::BadSyntax; 22];
+    pub const ALL: [Self; 24] = {
+        let mut all = [Self::BadSyntax; 24];
         let mut at = 0;
         while at < all.len() {
             all[at] = TABLE[at].reason;
@@ -225,6 +235,9 @@ impl Reason {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         self.mark(headers);
+        if matches!(self, Self::TooManyConnections | Self::Overloaded | Self::LocalLimit) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if self.closes() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

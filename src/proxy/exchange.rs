@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::Mutex, time::Duration};
 
-use http::{HeaderValue, Request, Response, StatusCode, Version, request, response};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request, response};
 use hyper::{body::Incoming, client::conn::TrySendError};
 use tokio::{sync::oneshot, time::timeout_at};
 
@@ -14,6 +14,7 @@ use super::{
     grpc,
     h2_pool::{malformed, unprocessed},
     headers::{self, X_ATTEMPT, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
+    hints,
     pool::{Carrier, ConnectFault, Lease},
     view::{Prepared, Service},
     worker::Worker,
@@ -60,6 +61,8 @@ pub(super) struct Exchange<'a> {
     deadline: Option<Mono>,
     /// What the try before failed with, when another follows.
     pub(super) failed: Option<&'static str>,
+    /// Other instances of the lane that could still be tried.
+    others: usize,
     /// The last answer with a status that may be retried.
     last: Option<Box<Answer>>,
     /// The last failure in words.
@@ -78,6 +81,8 @@ impl<'a> Exchange<'a> {
         body: Outgoing,
         deadline: Option<Mono>,
     ) -> Self {
+        let served = flight.decision.as_ref().and_then(|decision| decision.served_lane(routed));
+        let others = served.map_or(0, |lane| lane.members.len()).min(usize::from(worker.config.max_retries) + 1);
         Self {
             worker,
             routed,
@@ -86,6 +91,7 @@ impl<'a> Exchange<'a> {
             parts,
             body,
             deadline,
+            others,
             failed: None,
             last: None,
             blame: None,
@@ -108,6 +114,10 @@ impl<'a> Exchange<'a> {
         }
         self.flight.instance = Some(at);
         let entry = &self.routed.instances[usize::from(at)];
+        if entry.cell.in_flight() as usize >= self.worker.config.max_requests_per_instance {
+            self.blame(Reason::Overloaded, entry, "full");
+            return Ok(Tried::Failed(Outcome::Full));
+        }
         let carrier = match self.carrier(entry, until, fresh).await? {
             Ok(carrier) => carrier,
             Err(outcome) => return Ok(Tried::Failed(outcome)),
@@ -117,14 +127,16 @@ impl<'a> Exchange<'a> {
         let http2 = matches!(carrier, Carrier::Http2(_));
         let (request, progress) = self.request(prepared.as_deref(), number, http2)?;
         let mut lease = Lease::new(self.worker.pool.clone(), entry, carrier);
+        self.others = self.others.saturating_sub(1);
+        let heard = (entry, prepared.as_deref());
         let waited = match &mut lease.carrier {
             Carrier::Http1(link) => {
                 let sent = link.sender.try_send_request(request);
-                self.wait(sent, until, progress.as_deref()).await
+                self.wait(sent, until, progress.as_deref(), heard).await
             }
             Carrier::Http2(stream) => {
                 let sent = stream.sender().try_send_request(request);
-                let waited = self.wait(sent, until, progress.as_deref()).await;
+                let waited = self.wait(sent, until, progress.as_deref(), heard).await;
                 if waited.is_none() {
                     stream.timed_out();
                 }
@@ -132,7 +144,12 @@ impl<'a> Exchange<'a> {
             }
         };
         match waited {
-            Some(Ok(response)) => self.answered(response, lease, at, until, progress).await,
+            Some(Ok(response)) => {
+                if let Some(prepared) = &prepared {
+                    prepared.heard.set(self.worker.clock.mono());
+                }
+                self.answered(response, lease, at, until, progress).await
+            }
             Some(Err(error)) => self.broken(error, entry, reused, progress.as_deref()),
             None => {
                 self.blame(Reason::UpstreamTimeout, entry, "no answer in time");
@@ -175,7 +192,14 @@ impl<'a> Exchange<'a> {
                     self.blame(Reason::OwnAddress, entry, "its address is this sidecar's own");
                 }
                 ConnectFault::Failed(error) => self.blame(Reason::AllRefused, entry, &error.to_string()),
-                ConnectFault::Full => self.blame(Reason::Overflow, entry, "it takes no more streams"),
+                ConnectFault::Local(error) => {
+                    self.blame(Reason::LocalLimit, entry, &error.to_string());
+                    return Outcome::Full;
+                }
+                ConnectFault::Full => {
+                    self.blame(Reason::Overflow, entry, "it takes no more streams");
+                    return Outcome::Full;
+                }
             }
             Outcome::ConnectFailed
         }))
@@ -222,18 +246,25 @@ impl<'a> Exchange<'a> {
         } else if let Some(wanted) = &self.flight.upgrade {
             headers::ask_upgrade(headers, wanted.clone());
         }
-        let gate = (self.body.expects() && !http2).then(|| {
-            let (open, opened) = oneshot::channel();
-            let open = Mutex::new(Some(open));
-            hyper::ext::on_informational(&mut request, move |response| {
-                let asked = response.status() == StatusCode::CONTINUE;
-                if let Some(open) = open.lock().ok().filter(|_| asked).and_then(|mut open| open.take()) {
-                    let _ = open.send(());
+        let (open, opened) = match (self.body.expects() && !http2).then(oneshot::channel) {
+            Some((open, opened)) => (Some(Mutex::new(Some(open))), Some(opened)),
+            None => (None, None),
+        };
+        // HTTP/1.0 knows no 1xx (RFC 9110 15.2).
+        let hints = (self.parts.version == Version::HTTP_11 && !http2).then(|| self.flight.client.number());
+        if open.is_some() || hints.is_some() {
+            hyper::ext::on_informational(&mut request, move |response| match (response.status(), &open, hints) {
+                (StatusCode::CONTINUE, Some(open), _) => {
+                    if let Some(open) = open.lock().ok().and_then(|mut open| open.take()) {
+                        let _ = open.send(());
+                    }
                 }
+                // hyper asks the client by itself once its body is wanted.
+                (StatusCode::CONTINUE, None, _) | (_, _, None) => {}
+                (_, _, Some(number)) => hints::pass_on(number, response.status(), response.headers().clone()),
             });
-            opened
-        });
-        let (body, progress) = self.body.take(gate, http2);
+        }
+        let (body, progress) = self.body.take(opened, http2);
         *request.body_mut() = body;
         Ok((request, progress))
     }
@@ -242,12 +273,14 @@ impl<'a> Exchange<'a> {
         self.flight.class != MethodClass::Other && self.body.replayable()
     }
 
-    /// Waits for the answer's head. While a streamed body still moves, the time of the try starts anew.
+    /// Waits for the answer's head. While a streamed body still moves, the time of the try starts anew. An instance that is silent
+    /// altogether is not waited for as long, where another one could answer.
     async fn wait<F>(
         &self,
         sent: F,
         until: Mono,
         progress: Option<&Progress>,
+        (entry, prepared): (&InstanceEntry, Option<&Prepared>),
     ) -> Option<Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>
     where
         F: Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
@@ -255,9 +288,18 @@ impl<'a> Exchange<'a> {
         let mut sent = std::pin::pin!(sent);
         let mut until = until;
         let mut seen = 0;
+        let silence = self.worker.config.timeouts.silence;
+        let elsewhere = self.others > 0 && self.repeatable();
         loop {
-            match timeout_at(self.worker.clock.instant(until).into(), &mut sent).await {
+            let now = self.worker.clock.mono();
+            let look = if elsewhere { until.min(now + silence) } else { until };
+            match timeout_at(self.worker.clock.instant(look).into(), &mut sent).await {
                 Ok(answer) => return Some(answer),
+                // It answers others, or nobody else waits there: this one may take its time.
+                Err(_)
+                    if look < until
+                        && (entry.cell.in_flight() < WAITING || prepared.is_some_and(|p| p.heard.get() > now)) => {}
+                Err(_) if look < until => return None,
                 Err(_) => {
                     let frames = progress.map_or(0, |progress| progress.frames.get());
                     if frames == seen {
@@ -302,6 +344,10 @@ impl<'a> Exchange<'a> {
             self.blame(Reason::BadResponse, entry, "it uses a transfer coding that nobody asked for");
             let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
             return Err(Refusal { reason: Reason::BadResponse, detail });
+        }
+        if framed_twice(&head, &self.parts.method) {
+            self.blame(Reason::BadResponse, entry, "its answer has both Content-Length and Transfer-Encoding");
+            return Ok(Tried::Failed(Outcome::Reset));
         }
         let retryable = matches!(head.status.as_u16(), 502..=504);
         let body = if !retryable && reads_whole(self.flight.class, &self.parts.method, &body) {
@@ -371,5 +417,14 @@ impl<'a> Exchange<'a> {
     }
 }
 
+/// Whether a response's body has two lengths. hyper would believe one of them; whoever comes next may believe the other
+/// (RFC 9112 6.3).
+fn framed_twice(head: &response::Parts, method: &Method) -> bool {
+    let body = *method != Method::HEAD && !matches!(head.status.as_u16(), 204 | 304);
+    body && head.headers.contains_key(header::CONTENT_LENGTH) && head.headers.contains_key(header::TRANSFER_ENCODING)
+}
+
+/// One request that waits says little about its instance: it may be a slow one.
+const WAITING: u32 = 2;
 /// While a body moves, the answer's head is waited for in spans of at least this.
 const MIN_SPAN: Duration = Duration::from_millis(100);

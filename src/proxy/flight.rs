@@ -117,7 +117,11 @@ impl Flight {
             method: self.method.to_string(),
             service: self.service.as_ref().map(|service| service.name.clone()),
             // Without the query: tokens and personal data travel there.
-            path: self.uri.path().to_owned(),
+            path: match self.uri.path() {
+                // Of a `CONNECT`: the authority, which is all that it has.
+                "" => self.uri.to_string(),
+                path => path.to_owned(),
+            },
             status: self.status,
             bytes: self.bytes,
             duration_ms: (took.as_secs_f64() * 1e6).round() / 1e3,

@@ -13,6 +13,7 @@ use super::{
     body::{AnswerBody, ClientFault, Outgoing, ResponseBody, keep},
     class::{method_class, retry},
     client::Client,
+    connect::connect,
     deadline,
     exchange::{Answer, Exchange, Tried},
     flight::Flight,
@@ -23,10 +24,10 @@ use super::{
     view::Service,
     worker::Worker,
 };
-use crate::routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step};
-
-/// Largest request body that is kept to be sent again.
-const KEEP: u64 = 64 * 1024;
+use crate::{
+    config::Proxy,
+    routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step},
+};
 
 /// A response that the proxy makes itself, and what the reason alone does not say.
 pub(super) struct Refusal {
@@ -54,6 +55,9 @@ pub(super) async fn handle(
     let class = method_class(&parts.method);
     let json = parts.headers.get(header::ACCEPT).is_some_and(Reason::wants_json);
     let mut flight = Box::new(Flight::new(worker.clone(), client, &parts, class));
+    if fault.is_none() && parts.method == http::Method::CONNECT && parts.version != http::Version::HTTP_2 {
+        return connect(&worker, flight, parts, body, json).await;
+    }
     let answered = match fault {
         Some(reason) => Err(reason.into()),
         None => answer(&worker, &mut flight, &mut parts, body).await,
@@ -88,7 +92,7 @@ async fn answer(
         return Err(Reason::Loop.into());
     }
     headers::add_common(headers, flight.client.address.ip(), hops);
-    let outgoing = prepare_body(headers, body, worker.config.timeouts.idle).await?;
+    let outgoing = prepare_body(headers, body, &worker.config).await?;
     // A body that is still on its way would have to be finished first; an `Upgrade` may be ignored at any time.
     flight.upgrade = upgrade.filter(|_| outgoing.replayable());
     let mut limits = limits(worker, flight.grpc, limit);
@@ -116,7 +120,7 @@ fn limits(worker: &Worker, grpc: bool, limit: Option<Duration>) -> AttemptsConfi
 }
 
 /// Asks routing, and notes what it said.
-fn decide(
+pub(super) fn decide(
     worker: &Worker,
     flight: &mut Flight,
     service: &Service,
@@ -152,7 +156,7 @@ fn decide(
 }
 
 /// Keeps a small body of known length; passes any other on as it comes.
-async fn prepare_body(headers: &mut HeaderMap, body: Incoming, silence: Duration) -> Result<Outgoing, Refusal> {
+async fn prepare_body(headers: &mut HeaderMap, body: Incoming, config: &Proxy) -> Result<Outgoing, Refusal> {
     let expects =
         headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     if body.is_end_stream() {
@@ -162,10 +166,13 @@ async fn prepare_body(headers: &mut HeaderMap, body: Incoming, silence: Duration
         return Ok(Outgoing::empty());
     }
     // Who expects a 100 wants the instance's word before the body is sent: reading it here would be that word.
-    if !expects && body.size_hint().exact().is_some_and(|length| length <= KEEP) {
-        return keep(body, silence).await.map(Outgoing::Kept).map_err(|fault| reason_of(fault).into());
+    if !expects && body.size_hint().exact().is_some_and(|length| length <= config.max_replay_bytes) {
+        return keep(body, config.timeouts.idle, config.timeouts.body)
+            .await
+            .map(Outgoing::Kept)
+            .map_err(|fault| reason_of(fault).into());
     }
-    Ok(Outgoing::streamed(body, silence, expects))
+    Ok(Outgoing::streamed(body, config.timeouts.idle, expects))
 }
 
 pub(super) fn reason_of(fault: ClientFault) -> Reason {
@@ -257,7 +264,12 @@ async fn switch(worker: &Worker, mut flight: Box<Flight>, answer: Answer, json: 
 }
 
 /// A response of the proxy's own.
-fn refuse(worker: &Worker, mut flight: Box<Flight>, refusal: &Refusal, json: bool) -> Response<ResponseBody> {
+pub(super) fn refuse(
+    worker: &Worker,
+    mut flight: Box<Flight>,
+    refusal: &Refusal,
+    json: bool,
+) -> Response<ResponseBody> {
     let reason = refusal.reason;
     worker.metrics.proxy_error(reason.name());
     flight.error = Some(reason.name());
@@ -282,7 +294,7 @@ fn finish_head(worker: &Worker, flight: &Flight, headers: &mut HeaderMap) {
     }
 }
 
-fn expose(flight: &Flight, headers: &mut HeaderMap) {
+pub(super) fn expose(flight: &Flight, headers: &mut HeaderMap) {
     let (Some(service), Some(decision)) = (&flight.service, &flight.decision) else { return };
     headers.insert(X_REASON, HeaderValue::from_static(decision.lane.reason.as_str()));
     if let Some(bucket) = decision.lane.bucket {
@@ -301,7 +313,7 @@ fn expose(flight: &Flight, headers: &mut HeaderMap) {
 }
 
 /// What a client sent, for an error text: short, and nothing but plain characters.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text.chars().filter(|c| c.is_ascii_graphic()).take(63).collect()
 }
 
@@ -328,9 +340,17 @@ pub(super) fn refusal(
             Refusal { reason: Reason::NoInstance, detail: format!("service {}, lane {lane}: {why}", routed.name) }
         }
         // What went wrong last says more than that it was the last.
-        (GiveUp::AllRefused, Some((reason @ (Reason::OwnAddress | Reason::AllRefused | Reason::Overflow), detail))) => {
-            Refusal { reason, detail }
-        }
+        (
+            GiveUp::AllRefused,
+            Some((
+                reason @ (Reason::OwnAddress
+                | Reason::AllRefused
+                | Reason::Overloaded
+                | Reason::Overflow
+                | Reason::LocalLimit),
+                detail,
+            )),
+        ) => Refusal { reason, detail },
         (GiveUp::UpstreamReset | GiveUp::RetriesUsedUp, Some((reason @ Reason::BadResponse, detail))) => {
             Refusal { reason, detail }
         }

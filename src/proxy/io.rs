@@ -62,6 +62,15 @@ impl Socket {
         poll_fn(|cx| self.0.borrow().poll_read_ready(cx)).await
     }
 
+    /// Waits until there are bytes (a positive number), an end (0) or an error, and leaves them where they are.
+    pub(super) async fn peek(&self) -> io::Result<usize> {
+        poll_fn(|cx| {
+            let mut byte = [MaybeUninit::uninit()];
+            self.0.borrow().poll_peek(cx, &mut ReadBuf::uninit(&mut byte))
+        })
+        .await
+    }
+
     /// Waits until something can be written, or an error.
     pub(super) async fn writable(&self) -> io::Result<()> {
         poll_fn(|cx| self.0.borrow().poll_write_ready(cx)).await

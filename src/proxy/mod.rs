@@ -14,18 +14,21 @@
 //! nothing was given to the client and another instance can answer).
 //!
 //! Each side speaks its own version: the client's is told by its first bytes, the instance's by its record, and what lies between
-//! is translated by the one set of header rules. An `Upgrade` that the instance grants makes client and instance one connection
-//! (`tunnel`).
+//! is translated by the one set of header rules.
+//! What is no longer HTTP is a `tunnel`: an `Upgrade` that the instance grants, a `connect`, a connection to a `tcp` port;
+//! `reach` finds the instance for the latter two.
 //!
-//! Not here: `CONNECT`, TLS.
+//! Not here: TLS.
 
 mod body;
 mod class;
 mod client;
+mod connect;
 mod deadline;
 mod detect;
 mod errors;
 mod exchange;
+mod files;
 mod flight;
 mod forward;
 mod framing;
@@ -33,11 +36,14 @@ mod grpc;
 mod h2_pool;
 mod h2_serve;
 mod headers;
+mod hints;
 mod io;
 mod pool;
+mod reach;
 mod replay;
 mod subject;
 mod target;
+mod tcp;
 mod tunnel;
 mod view;
 mod worker;

@@ -23,7 +23,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{body::RequestBody, h2_pool::Stream, io::Socket};
+use super::{
+    body::RequestBody,
+    files::{Complaint, is_local},
+    h2_pool::Stream,
+    io::Socket,
+};
 use crate::{
     routing::{InFlight, InstanceCell, InstanceEntry},
     telemetry::{Clock, Metrics},
@@ -74,6 +79,8 @@ pub(super) enum ConnectFault {
     OwnAddress(SocketAddr),
     /// Refused, unreachable, unresolvable or too slow.
     Failed(io::Error),
+    /// This host has no more files or ports to give.
+    Local(io::Error),
     /// All connections are in use, and no more are opened.
     Full,
 }
@@ -83,6 +90,7 @@ impl Clone for ConnectFault {
         match self {
             Self::OwnAddress(addr) => Self::OwnAddress(*addr),
             Self::Failed(error) => Self::Failed(io::Error::new(error.kind(), error.to_string())),
+            Self::Local(error) => Self::Local(io::Error::new(error.kind(), error.to_string())),
             Self::Full => Self::Full,
         }
     }
@@ -96,6 +104,7 @@ pub(super) struct Pool {
     /// This sidecar's own listeners.
     own: Vec<SocketAddr>,
     metrics: Arc<Metrics>,
+    complaint: Complaint,
 }
 
 pub(super) fn key(cell: &Arc<InstanceCell>) -> usize {
@@ -104,7 +113,14 @@ pub(super) fn key(cell: &Arc<InstanceCell>) -> usize {
 
 impl Pool {
     pub(super) fn new(idle_limit: Duration, own: Vec<SocketAddr>, clock: Clock, metrics: Arc<Metrics>) -> Self {
-        Self { entries: RefCell::default(), idle_limit: Cell::new(idle_limit), clock, own, metrics }
+        Self {
+            entries: RefCell::default(),
+            idle_limit: Cell::new(idle_limit),
+            clock,
+            own,
+            metrics,
+            complaint: Complaint::new(clock),
+        }
     }
 
     /// Another limit, from now on.
@@ -145,8 +161,22 @@ impl Pool {
 
     /// Opens a connection, at the latest by `until`.
     pub(super) async fn open(&self, instance: &InstanceEntry, until: Mono) -> Result<Link, ConnectFault> {
+        self.by(until, self.dial(instance)).await
+    }
+
+    /// A plain connection, at the latest by `until`.
+    pub(super) async fn stream(&self, instance: &InstanceEntry, until: Mono) -> Result<TcpStream, ConnectFault> {
+        self.by(until, self.connect(&instance.record.host, instance.record.port)).await
+    }
+
+    async fn by<T>(
+        &self,
+        until: Mono,
+        opening: impl Future<Output = Result<T, ConnectFault>>,
+    ) -> Result<T, ConnectFault> {
         let deadline = self.clock.instant(until).into();
-        let opened = match timeout_at(deadline, self.dial(instance)).await {
+        let opened = match timeout_at(deadline, opening).await {
+            Ok(Err(ConnectFault::Failed(error))) if is_local(&error) => Err(self.short(error)),
             Ok(opened) => opened,
             Err(_) => Err(ConnectFault::Failed(io::ErrorKind::TimedOut.into())),
         };
@@ -159,6 +189,22 @@ impl Pool {
                 self.metrics.upstream_connect_failed.inc();
                 Err(fault)
             }
+        }
+    }
+
+    /// No files or ports are left: what is merely kept is given up, and it is said.
+    fn short(&self, error: io::Error) -> ConnectFault {
+        if self.complaint.due() {
+            tracing::error!(%error, "cannot open a connection: this process may open no more; raise the limit (ulimit -n, LimitNOFILE=)");
+        }
+        self.shed();
+        ConnectFault::Local(error)
+    }
+
+    /// Closes every idle connection.
+    pub(super) fn shed(&self) {
+        for entry in self.entries.borrow_mut().values_mut() {
+            entry.idle.clear();
         }
     }
 

@@ -85,6 +85,25 @@ pub(super) fn resolve(
     Ok(wanted)
 }
 
+/// The service that a `CONNECT` asks for, in authority-form (RFC 9112 3.2.3). The port has to be there and valid (RFC 9110 9.3.6).
+pub(super) fn of_connect(
+    version: Version,
+    uri: &Uri,
+    headers: &HeaderMap,
+    dedicated: Option<&str>,
+) -> Result<Wanted, Reason> {
+    let authority = match (uri.scheme(), uri.authority(), uri.path_and_query()) {
+        (None, Some(authority), None) if authority.port_u16().is_some_and(|port| port != 0) => authority,
+        _ => return Err(Reason::BadTarget),
+    };
+    let hosts = headers.get_all(header::HOST).iter().count();
+    if hosts > 1 || version > Version::HTTP_10 && hosts == 0 {
+        return Err(Reason::BadHost);
+    }
+    let wanted = parse(authority.as_str(), Reason::BadTarget)?;
+    Ok(dedicated.map_or(wanted, Wanted::new))
+}
+
 /// RFC 9112 3.2.2: the authority of the target replaces `Host`.
 fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) -> Result<(), Reason> {
     if let Some(authority) = uri.authority() {

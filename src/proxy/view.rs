@@ -1,6 +1,11 @@
 //! A data thread's view of one snapshot: what a request needs of a service, resolved once per snapshot and thread.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    rc::Rc,
+    sync::Arc,
+};
 
 use http::HeaderValue;
 use rustc_hash::FxHashMap;
@@ -10,7 +15,7 @@ use crate::{
     config::ServiceRule,
     routing::{Decision, ServiceView, Snapshot},
     telemetry::{InstanceSeries, Metrics},
-    types::{ServiceName, SubjectSource},
+    types::{Mono, ServiceName, SubjectSource},
 };
 
 /// One snapshot, and what was resolved of it so far.
@@ -67,6 +72,8 @@ pub(super) struct Prepared {
     pub(super) id: HeaderValue,
     pub(super) version: HeaderValue,
     pub(super) lane: HeaderValue,
+    /// When this thread heard of it last, by a response's head.
+    pub(super) heard: Cell<Mono>,
 }
 
 impl Service {
@@ -87,6 +94,7 @@ impl Service {
             id: name_value(entry.record.id.as_str()),
             version: name_value(entry.record.version.as_str()),
             lane: name_value(entry.record.lane.as_str()),
+            heard: Cell::new(Mono::ZERO),
         });
         self.prepared.borrow_mut()[at] = Some(prepared.clone());
         Some(prepared)

@@ -17,8 +17,7 @@ use std::{
 use arc_swap::{ArcSwap, cache::Cache};
 use http::HeaderName;
 use ring::rand::{SecureRandom, SystemRandom};
-use rustc_hash::FxHashMap;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -27,7 +26,17 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Reason, client::Client, client::serve, h2_pool::H2Pool, pool::Pool, view::View};
+use super::{
+    Reason,
+    client::Client,
+    client::serve,
+    files::{self, Complaint},
+    h2_pool::H2Pool,
+    hints::{self, Clients},
+    pool::Pool,
+    tcp,
+    view::View,
+};
 use crate::{
     config::{AccessLog, Proxy, ServiceRule},
     routing::Snapshot,
@@ -44,6 +53,8 @@ pub struct ProxyConfig {
     pub services: BTreeMap<ServiceName, ServiceRule>,
     /// Access log.
     pub access_log: AccessLog,
+    /// This node's name: the source of connections that come from its own loopback.
+    pub node: String,
     /// Other listeners of this sidecar (admin): an instance with one of these addresses is refused.
     pub own: Vec<SocketAddr>,
 }
@@ -86,6 +97,7 @@ struct Shared {
 pub struct Running {
     addr: SocketAddr,
     ports: BTreeMap<ServiceName, SocketAddr>,
+    tcp_ports: BTreeMap<ServiceName, SocketAddr>,
     shared: Arc<Shared>,
     stop: CancellationToken,
     threads: Vec<JoinHandle<()>>,
@@ -102,6 +114,11 @@ impl Running {
     /// The bound dedicated ports.
     pub fn ports(&self) -> &BTreeMap<ServiceName, SocketAddr> {
         &self.ports
+    }
+
+    /// The bound TCP ports.
+    pub fn tcp_ports(&self) -> &BTreeMap<ServiceName, SocketAddr> {
+        &self.tcp_ports
     }
 
     /// From now on every response asks the client to close its connection; nothing is refused.
@@ -128,8 +145,8 @@ impl Running {
     /// `ports` and `workers` are not looked at, nor where the access log goes.
     pub fn reload(&self, proxy: Proxy, services: BTreeMap<ServiceName, ServiceRule>, access_log: AccessLog) {
         self.settings.send_modify(|now| {
-            let own = now.own.clone();
-            *now = Arc::new(ProxyConfig { proxy, services, access_log, own });
+            let (own, node) = (now.own.clone(), now.node.clone());
+            *now = Arc::new(ProxyConfig { proxy, services, access_log, node, own });
         });
     }
 
@@ -151,8 +168,19 @@ impl Running {
     }
 }
 
+/// What comes in at a port.
+#[derive(Debug, Clone)]
+enum Port {
+    /// Requests for any service.
+    Shared,
+    /// Requests for one.
+    Service(Arc<str>),
+    /// Connections for one.
+    Tcp(Arc<str>),
+}
+
 /// One thread's listeners, before they belong to its runtime.
-type Listeners = Vec<(std::net::TcpListener, Option<Arc<str>>)>;
+type Listeners = Vec<(std::net::TcpListener, Port)>;
 
 /// Binds every port and starts the threads. Port 0 lets the system choose; [`Running`] says what was bound.
 pub fn start(
@@ -164,17 +192,24 @@ pub fn start(
     lane_header(&config.proxy)?;
     let workers = config.proxy.workers.max(1);
     let mut listeners: Vec<Listeners> = (0..workers).map(|_| Vec::new()).collect();
-    let addr = bind_all(config.proxy.bind, "proxy.bind", None, &mut listeners)?;
+    let addr = bind_all(config.proxy.bind, "proxy.bind", &Port::Shared, &mut listeners)?;
     let mut ports = BTreeMap::new();
     for (service, wanted) in &config.proxy.ports {
-        let dedicated = Some(Arc::from(service.as_str()));
-        let bound = bind_all(*wanted, &format!("port of service `{service}`"), dedicated, &mut listeners)?;
+        let port = Port::Service(service.as_str().into());
+        let bound = bind_all(*wanted, &format!("port of service `{service}`"), &port, &mut listeners)?;
         ports.insert(service.clone(), bound);
+    }
+    let mut tcp_ports = BTreeMap::new();
+    for (service, wanted) in &config.proxy.tcp_ports {
+        let port = Port::Tcp(service.as_str().into());
+        let bound = bind_all(*wanted, &format!("TCP port of service `{service}`"), &port, &mut listeners)?;
+        tcp_ports.insert(service.clone(), bound);
     }
     metrics.watch(snapshots.clone(), clock);
     let dropped = metrics.access_log_dropped.clone();
     let (access, sink) = AccessLogger::start(&config.access_log, dropped).map_err(StartFault::AccessLog)?;
-    let own = config.own.iter().copied().chain([addr]).chain(ports.values().copied()).collect();
+    let own =
+        config.own.iter().copied().chain([addr]).chain(ports.values().chain(tcp_ports.values()).copied()).collect();
     let (settings, changes) = watch::channel(Arc::new(config));
     let seed = Seed { settings: changes, snapshots, metrics, clock, sink, own };
     let shared = Arc::new(Shared::default());
@@ -188,14 +223,14 @@ pub fn start(
         });
         threads.push(thread.map_err(StartFault::Thread)?);
     }
-    Ok(Running { addr, ports, shared, stop, threads, access, settings })
+    Ok(Running { addr, ports, tcp_ports, shared, stop, threads, access, settings })
 }
 
 /// Binds one port once per thread; the first bind decides what port 0 means.
 fn bind_all(
     wanted: SocketAddr,
     what: &str,
-    dedicated: Option<Arc<str>>,
+    port: &Port,
     listeners: &mut [Listeners],
 ) -> Result<SocketAddr, StartFault> {
     let mut addr = wanted;
@@ -204,7 +239,7 @@ fn bind_all(
         let (bound, listener) =
             bound.map_err(|error| StartFault::Bind { addr: wanted, what: what.to_owned(), error })?;
         addr = bound;
-        of_thread.push((listener, dedicated.clone()));
+        of_thread.push((listener, port.clone()));
     }
     Ok(addr)
 }
@@ -270,17 +305,19 @@ impl Slot {
 /// One data thread under one configuration, as its connections and requests see it.
 pub(super) struct Worker {
     pub(super) config: Proxy,
+    pub(super) node: Rc<str>,
     pub(super) rules: BTreeMap<ServiceName, ServiceRule>,
     pub(super) lane_header: HeaderName,
     pub(super) metrics: Arc<Metrics>,
     pub(super) clock: Clock,
     pub(super) access: AccessSink,
     pub(super) pool: Rc<Pool>,
+    max_connections: usize,
     pub(super) h2_pool: Rc<H2Pool>,
     snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
-    clients: Rc<RefCell<FxHashMap<u64, Rc<Client>>>>,
+    clients: Clients,
     next_client: Rc<Cell<u64>>,
     shared: Arc<Shared>,
 }
@@ -294,12 +331,14 @@ impl Worker {
         let view = RefCell::new(Rc::new(View::new(snapshots.load_full())));
         Ok(Self {
             config: config.proxy.clone(),
+            node: config.node.as_str().into(),
             rules: config.services.clone(),
             lane_header: lane_header(&config.proxy)?,
             metrics,
             clock,
             access: sink,
             pool,
+            max_connections: files::connections(config.proxy.max_connections),
             h2_pool,
             snapshots: RefCell::new(Cache::new(snapshots)),
             view,
@@ -318,12 +357,14 @@ impl Worker {
         let snapshots = self.snapshots.borrow().clone();
         Ok(Self {
             config: config.proxy.clone(),
+            node: self.node.clone(),
             rules: config.services.clone(),
             lane_header,
             metrics: self.metrics.clone(),
             clock: self.clock,
             access: self.access.sampling(config.access_log.sample),
             pool: self.pool.clone(),
+            max_connections: files::connections(config.proxy.max_connections),
             h2_pool: self.h2_pool.clone(),
             snapshots: RefCell::new(snapshots),
             // What was resolved of the view so far followed the old rules.
@@ -373,6 +414,7 @@ impl Worker {
     /// Lets the sweep see a connection until the guard is dropped.
     pub(super) fn register(self: &Rc<Self>, client: &Rc<Client>) -> Registered {
         let id = self.next_client.replace(self.next_client.get() + 1);
+        client.numbered(id);
         self.clients.borrow_mut().insert(id, client.clone());
         Registered { worker: self.clone(), id }
     }
@@ -407,10 +449,11 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
         Ok(worker) => Rc::new(worker),
         Err(fault) => return tracing::error!("a data thread does not start: {fault}"),
     };
+    hints::on_this_thread(worker.clients.clone());
     let slot = Rc::new(Slot { worker: RefCell::new(worker) });
-    for (listener, dedicated) in listeners {
+    for (listener, port) in listeners {
         match TcpListener::from_std(listener) {
-            Ok(listener) => drop(spawn_local(accept(slot.clone(), listener, dedicated, stop.clone()))),
+            Ok(listener) => drop(spawn_local(accept(slot.clone(), listener, port, stop.clone()))),
             Err(error) => tracing::error!(%error, "a listener is lost: this data thread does not serve its port"),
         }
     }
@@ -449,7 +492,8 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
     let _ = timeout(LAST_WAIT, emptied).await;
 }
 
-async fn accept(slot: Rc<Slot>, listener: TcpListener, dedicated: Option<Arc<str>>, stop: CancellationToken) {
+async fn accept(slot: Rc<Slot>, listener: TcpListener, port: Port, stop: CancellationToken) {
+    let complaint = Complaint::new(slot.worker().clock);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -461,15 +505,24 @@ async fn accept(slot: Rc<Slot>, listener: TcpListener, dedicated: Option<Arc<str
                 // Counted before the connection's task runs; `Registered` counts down.
                 let before = worker.shared.connections.fetch_add(1, Relaxed);
                 worker.metrics.client_connections.inc();
-                if before >= worker.config.max_connections {
-                    refuse(&worker, &stream);
-                } else {
-                    spawn_local(serve(slot.clone(), stream, address, dedicated.clone()));
+                if before >= worker.max_connections {
+                    refuse(&worker, &stream, &port);
+                    continue;
                 }
+                match &port {
+                    Port::Shared => spawn_local(serve(slot.clone(), stream, address, None)),
+                    Port::Service(name) => spawn_local(serve(slot.clone(), stream, address, Some(name.clone()))),
+                    Port::Tcp(name) => spawn_local(tcp::serve(slot.clone(), stream, address, name.clone())),
+                };
             }
             Err(error) => {
+                if complaint.due() {
+                    tracing::error!(%error, "cannot accept connections; if there are too many open files, raise the limit (ulimit -n, LimitNOFILE=)");
+                }
+                let worker = slot.worker();
+                worker.metrics.accept_failed.inc();
+                worker.pool.shed();
                 // Out of files, most likely: waiting lets connections end, spinning would not.
-                tracing::warn!(%error, "cannot accept a connection");
                 sleep(Duration::from_millis(50)).await;
             }
         }
@@ -477,14 +530,17 @@ async fn accept(slot: Rc<Slot>, listener: TcpListener, dedicated: Option<Arc<str
 }
 
 /// Says why, and closes; costs no task and no buffer.
-fn refuse(worker: &Worker, stream: &tokio::net::TcpStream) {
+fn refuse(worker: &Worker, stream: &tokio::net::TcpStream, port: &Port) {
     worker.shared.connections.fetch_sub(1, Relaxed);
     worker.metrics.client_connections.dec();
     worker.metrics.client_connections_refused.inc();
     let reason = Reason::TooManyConnections;
     worker.metrics.proxy_error(reason.name());
     // Nothing is owed to a client that does not take it at once.
-    let _ = stream.try_write(reason.last_words().as_bytes());
+    let _ = match port {
+        Port::Tcp(_) => SockRef::from(stream).set_linger(Some(Duration::ZERO)),
+        Port::Shared | Port::Service(_) => stream.try_write(reason.last_words().as_bytes()).map(|_| ()),
+    };
 }
 
 /// Connections that may wait to be accepted.

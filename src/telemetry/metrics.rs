@@ -42,6 +42,8 @@ pub struct Metrics {
     pub client_connections: Gauge,
     /// Client connections refused because of `proxy.max_connections`.
     pub client_connections_refused: Counter,
+    /// Client connections that the system would not let us accept.
+    pub accept_failed: Counter,
     /// Requests in flight.
     pub in_flight: Gauge,
     /// Tunnels that are open: upgrades, `CONNECT`, TCP ports.
@@ -77,6 +79,7 @@ impl Metrics {
             series: Arc::default(),
             client_connections: Gauge::default(),
             client_connections_refused: Counter::default(),
+            accept_failed: Counter::default(),
             in_flight: Gauge::default(),
             tunnels: Gauge::default(),
             upstream_opened: Counter::default(),
@@ -102,6 +105,11 @@ impl Metrics {
             "client_connections_refused",
             "Client connections refused because proxy.max_connections was reached",
             self.client_connections_refused.clone(),
+        );
+        self.register(
+            "accept_failed",
+            "Client connections that the system would not let this process accept",
+            self.accept_failed.clone(),
         );
         self.register("requests_in_flight", "Requests in flight", self.in_flight.clone());
         self.register("tunnels", "Open tunnels: upgrades, CONNECT, TCP ports", self.tunnels.clone());

@@ -65,6 +65,8 @@ pub enum Outcome {
     Timeout,
     /// A complete response with a status that may be retried (502, 503, 504).
     RetryableStatus(u16),
+    /// Nothing was tried: this sidecar has as many requests at the instance as it may. It says nothing about the instance.
+    Full,
     /// A usable response with this status; whether it counts as the instance's failure is the breaker's matter.
     Answered(u16),
 }
@@ -257,6 +259,10 @@ impl Attempts {
                 self.mark_tried(instance, service);
                 self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
+            Outcome::Full => {
+                self.mark_tried(instance, service);
+                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
+            }
             Outcome::Reset => self.failed(instance, GiveUp::UpstreamReset, service, now),
             Outcome::Timeout => self.failed(instance, GiveUp::UpstreamTimeout, service, now),
             Outcome::RetryableStatus(_) => self.failed(instance, GiveUp::RetriesUsedUp, service, now),
@@ -414,6 +420,7 @@ fn verdict(outcome: Outcome, counts: &Counts) -> Verdict {
         Outcome::ConnectFailed | Outcome::StaleConnection => counts.connect,
         Outcome::Reset => counts.reset,
         Outcome::Timeout => counts.timeout,
+        Outcome::Full => false,
         Outcome::RetryableStatus(status) | Outcome::Answered(status) if counts.statuses.contains(status) => true,
         Outcome::RetryableStatus(_) | Outcome::Answered(_) => return Verdict::Success,
     };

@@ -4,11 +4,13 @@
 //! product promises are measured and printed (`--nocapture` shows them); the tests assert a generous multiple.
 
 mod command;
+mod files;
 mod instances;
 mod names;
 mod networks;
 mod orders;
 mod reload;
 mod restart;
+mod rolling;
 mod together;
 mod traffic;

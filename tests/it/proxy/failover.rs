@@ -254,6 +254,53 @@ fn timeouts_have_their_own_status_and_reason() {
 }
 
 #[test]
+fn an_instance_that_hangs_fails_no_user() {
+    let (_listener, hung) = silent();
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::with(&[Instance::new("hung", hung), Instance::new("up", up.addr)], &[], |config| {
+        config.proxy.timeouts.silence = Duration::from_millis(300);
+        config.proxy.timeouts.per_try = Duration::from_secs(2);
+    });
+    let key = key_of(&proxy, "hung");
+    // Another one waits there as well, and must: it may have been processed.
+    let mut stuck = proxy.client();
+    stuck.send(format!("POST / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\nContent-Length: 0\r\n\r\n"));
+    eventually("it waits", || proxy.running.as_ref().unwrap().in_flight() == 1);
+    let began = Instant::now();
+    let response = proxy.get(&key);
+    assert_eq!((response.status, response.header("x-lanemesh-instance")), (200, Some("up")));
+    assert!((250..1_500).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+    let body = format!("PUT / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\nContent-Length: 5\r\n\r\nhello");
+    assert_eq!(proxy.ask(body).status, 200);
+    assert_eq!(up.seen().pop().unwrap().body, b"hello");
+}
+
+#[test]
+fn an_instance_that_is_slow_with_one_request_and_answers_others_is_waited_for() {
+    let up = || {
+        Upstream::start(|seen, _| {
+            let slow = seen.line().contains("/slow");
+            vec![Act::Pause(Duration::from_millis(if slow { 1_200 } else { 0 })), Act::ok("ok")]
+        })
+    };
+    let ups = [up(), up()];
+    let instances = [Instance::new("o0", ups[0].addr), Instance::new("o1", ups[1].addr)];
+    let proxy = Fixture::with(&instances, &[], |config| config.proxy.timeouts.silence = Duration::from_millis(300));
+    let key = key_of(&proxy, "o0");
+    let mut slow = proxy.client();
+    slow.send(format!("GET /slow HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\n\r\n"));
+    eventually("it is on its way", || ups[0].seen().len() == 1);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(1_150) {
+        assert_eq!(proxy.get(&key).header("x-lanemesh-instance"), Some("o0"));
+        thread::sleep(Duration::from_millis(50));
+    }
+    let response = slow.response(false);
+    assert_eq!((response.status, response.header("x-lanemesh-attempts")), (200, Some("1")));
+    assert!(ups[1].seen().is_empty(), "nothing was done twice");
+}
+
+#[test]
 fn the_callers_deadline_is_kept_and_passed_on() {
     let (_listener, addr) = silent();
     let proxy = Fixture::one(addr);

@@ -84,6 +84,66 @@ fn a_client_that_stops_in_its_body_is_told() {
 }
 
 #[test]
+fn a_body_that_drips_is_given_up() {
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::with(&[Instance::new("o1", up.addr)], &[], |config| {
+        config.proxy.timeouts.body = Duration::from_millis(600);
+    });
+    let mut client = proxy.client();
+    client.send("POST / HTTP/1.1\r\nHost: orders\r\nContent-Length: 1000\r\n\r\n").patience(Duration::from_millis(50));
+    let began = Instant::now();
+    let bytes = loop {
+        client.send("x");
+        let (bytes, end) = client.drain();
+        if !bytes.is_empty() || end != End::Open {
+            break bytes;
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "never given up");
+    };
+    assert!(bytes.starts_with(b"HTTP/1.1 408 "), "{:?}", String::from_utf8_lossy(&bytes));
+    assert!(up.seen().is_empty());
+}
+
+#[test]
+fn a_full_instance_is_passed_over_and_a_full_lane_is_503_at_once() {
+    let slow = || {
+        Upstream::start(|seen, _| {
+            let wait = if seen.line().contains("/slow") { 1_500 } else { 0 };
+            vec![Act::Pause(Duration::from_millis(wait)), Act::ok("ok")]
+        })
+    };
+    let (first, second) = (slow(), slow());
+    let mut proxy =
+        Fixture::with(&[Instance::new("o1", first.addr), Instance::new("o2", second.addr)], &[], |config| {
+            config.proxy.max_requests_per_instance = 3;
+            config.proxy.timeouts.per_try = Duration::from_secs(2);
+        });
+    let key = (0..).map(|n| format!("u{n}")).find(|key| proxy.order(key)[0] == "o1").unwrap();
+    let hold = |proxy: &Fixture| {
+        let mut client = proxy.client();
+        client.send(format!("POST /slow HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\nContent-Length: 0\r\n\r\n"));
+        client
+    };
+    let mut held: Vec<Raw> = (0..3).map(|_| hold(&proxy)).collect();
+    eventually("the first is full", || first.seen().len() == 3);
+    let response = proxy.get(&key);
+    assert_eq!((response.status, response.header("x-lanemesh-instance")), (200, Some("o2")));
+    held.extend((0..3).map(|_| hold(&proxy)));
+    eventually("both are full", || second.seen().len() == 4);
+    let began = Instant::now();
+    let response = proxy.get(&key);
+    assert_eq!((response.status, response.header("x-lanemesh-error")), (503, Some("overloaded")));
+    assert_eq!(response.header("retry-after"), Some("1"));
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    for client in &mut held {
+        assert_eq!(client.response(false).status, 200, "what was taken is served");
+    }
+    let response = proxy.get(&key);
+    assert_eq!(response.header("x-lanemesh-instance"), Some("o1"), "being full is held against nobody");
+    proxy.running.take().unwrap().stop();
+}
+
+#[test]
 fn connections_beyond_the_limit_are_refused_with_a_reason() {
     let up = Upstream::ok("ok");
     let proxy = Fixture::with(&[Instance::new("o1", up.addr)], &[], |config| config.proxy.max_connections = 2);
@@ -171,8 +231,13 @@ fn a_port_in_use_is_named() {
         hash_subject: false,
         path: None,
     };
-    let config =
-        lanemesh::proxy::ProxyConfig { proxy: config, services: Default::default(), access_log: log, own: Vec::new() };
+    let config = lanemesh::proxy::ProxyConfig {
+        proxy: config,
+        services: Default::default(),
+        access_log: log,
+        node: "n1".into(),
+        own: Vec::new(),
+    };
     let clock = lanemesh::telemetry::Clock::start();
     let error = lanemesh::proxy::start(config, first.snapshots.clone(), first.metrics.clone(), clock).unwrap_err();
     let text = error.to_string();

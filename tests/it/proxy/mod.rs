@@ -1,6 +1,7 @@
 //! The data path on real sockets. Numbers in test names are those of the case log.
 
 mod breakers;
+mod clients;
 mod failover;
 mod grpc;
 mod h2;
@@ -8,6 +9,8 @@ mod h2_clients;
 mod h2_limits;
 mod h2_upstream;
 mod limits;
+mod matrix;
 mod observe;
+mod plain;
 mod upgrade;
 mod wire;

@@ -58,7 +58,6 @@ fn c44_absolute_form_decides_and_host_follows() {
     for line in ["GET ftp://orders/ HTTP/1.1", "OPTIONS * HTTP/1.1", "GET products HTTP/1.1", "GET /a#b HTTP/1.1"] {
         assert_eq!(proxy.ask(get(line, &["Host: orders"])).status, 400, "{line}");
     }
-    assert_eq!(proxy.ask("CONNECT orders:80 HTTP/1.1\r\nHost: orders\r\n\r\n").status, 501);
     assert_eq!((orders.seen().len(), billing.seen().len()), (3, 0));
 }
 
@@ -508,18 +507,10 @@ fn a_body_that_breaks_off_follows_its_head() {
     }
 }
 
-/// RFC 9112 6.3: chunks beat a length; 7: a coding that nobody asked for cannot be passed on as something else.
+/// RFC 9112 7: a coding that nobody asked for cannot be passed on as something else. Two lengths: see `matrix`.
 #[test]
 fn a_response_is_never_framed_otherwise_than_it_came() {
     let chunks = "5\r\nhello\r\n3\r\nyou\r\n0\r\n\r\n";
-    for length in ["2", "8", "99"] {
-        let answer =
-            format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\ntransfer-encoding: chunked\r\n\r\n{chunks}");
-        let up = Upstream::start(move |_, _| vec![Act::send(&answer)]);
-        let response = Fixture::one(up.addr).ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
-        assert_eq!((response.status, response.text().as_str()), (200, "helloyou"), "{length}");
-        assert_eq!(response.header("content-length"), None);
-    }
     for coding in ["gzip, chunked", "gzip", "identity", "chunked\r\ntransfer-encoding: gzip"] {
         let answer = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n{chunks}");
         let up = Upstream::start(move |_, _| vec![Act::send(&answer), Act::Close]);

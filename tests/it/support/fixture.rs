@@ -82,23 +82,28 @@ pub fn proxy_config() -> Proxy {
     Proxy {
         bind: "127.0.0.1:0".parse().unwrap(),
         ports: BTreeMap::new(),
+        tcp_ports: BTreeMap::new(),
         workers: 1,
         expose_decision: true,
         lane_header: "x-lane".into(),
         max_head_bytes: 32 * 1024,
         max_headers: 100,
         max_connections: 1_000,
+        max_requests_per_instance: 1_000,
+        max_replay_bytes: 65_536,
         h2_max_streams: 100,
         max_retries: 2,
         timeouts: Timeouts {
             connect: Duration::from_millis(500),
             per_try: Duration::from_secs(2),
+            silence: Duration::from_secs(1),
             total: Duration::from_secs(6),
             idle: Duration::from_secs(5),
             tunnel_idle: Duration::from_secs(5),
             pool_idle: Duration::from_secs(3),
             h2_ping: Duration::from_secs(310),
             head: Duration::from_secs(5),
+            body: Duration::from_secs(5),
         },
         subject: SubjectSource::default(),
     }
@@ -153,7 +158,13 @@ impl Fixture {
             hash_subject: false,
             path: Some(log.path().join("access.log")),
         };
-        let mut config = ProxyConfig { proxy: proxy_config(), services: BTreeMap::new(), access_log, own: Vec::new() };
+        let mut config = ProxyConfig {
+            proxy: proxy_config(),
+            services: BTreeMap::new(),
+            access_log,
+            node: "n1".into(),
+            own: Vec::new(),
+        };
         change(&mut config);
         let mut fixture = Self {
             running: None,

@@ -123,6 +123,12 @@ impl Raw {
         }
     }
 
+    /// The next response's head, whatever follows it.
+    pub fn head_only(&mut self) -> Response {
+        let (status, headers) = self.head();
+        Response { status, headers, body: Vec::new() }
+    }
+
     fn head(&mut self) -> (u16, Vec<(String, String)>) {
         self.until("response head", |bytes| find(bytes, b"\r\n\r\n").is_some());
         let end = find(&self.rest, b"\r\n\r\n").unwrap();
