@@ -89,6 +89,14 @@ pub struct Host {
     pub ended: Time,
     /// Whether it tells lies.
     pub lies: bool,
+    /// Whether it ever did.
+    pub ever_lied: bool,
+    /// Whether its present run began with nothing written down.
+    pub blank: bool,
+    /// Whether its last run ended with a goodbye, said while nothing was wrong with it.
+    pub said_goodbye: bool,
+    /// When it last stood still; 0: never.
+    pub slow_at: Time,
     /// Whether it was ready: joined, with a view, and met the mesh or waited long enough.
     pub ready_since: Option<Time>,
     /// Faults on it now.

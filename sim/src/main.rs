@@ -1,8 +1,11 @@
 //! The command line: play a scenario, draw many, shrink one that fails.
 
+#[cfg(feature = "planted")]
+mod plant;
+
 use std::{
     fs,
-    io::{BufWriter, IsTerminal, Write},
+    io::BufWriter,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -14,16 +17,19 @@ use lanemesh_sim::{
     library::LIBRARY,
     log::Log,
     play::{Options, play},
+    say,
     scenario::Scenario,
     shrink::shrink,
     stats::Summary,
     swarm::{Size, draw},
+    terminal::{Progress, print},
 };
 use serde::{Deserialize, Serialize};
 
 /// Chaos for lanemesh's real code, in virtual time, from one seed.
 ///
-/// Exit codes: 0 nothing is wrong; 1 an invariant is violated; 2 the command or a file can't be used.
+/// Exit codes: 0 nothing is wrong; 1 an invariant is violated (`plant`: a fault is not caught); 2 the command or a file can't
+/// be used; 141 the reader of the output has gone (`| head`).
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Cli {
@@ -90,6 +96,10 @@ enum Verb {
         #[arg(long, default_value_t = 200)]
         runs: u32,
     },
+    /// Plants small mistakes into the code under test, to see whether they are found.
+    #[cfg(feature = "planted")]
+    #[command(subcommand)]
+    Plant(plant::Plant),
     /// Names scenarios and invariants.
     List,
     /// Describes an invariant.
@@ -145,7 +155,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Swarm { seeds, nodes, minutes, keep, json } => swarm(seeds, Size { nodes, minutes }, &keep, json),
         Verb::Draw { seed, nodes, minutes } => {
             let scenario = draw(seed, Size { nodes, minutes });
-            show(&history(&scenario, seed)?.to_string());
+            print(format_args!("{}", history(&scenario, seed)?));
             Ok(true)
         }
         Verb::Replay { file, show } => {
@@ -153,13 +163,15 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             one(&scenario, seed, &show)
         }
         Verb::Shrink { file, runs } => shorten(&file, runs),
+        #[cfg(feature = "planted")]
+        Verb::Plant(plant) => plant::run(plant),
         Verb::List => list(),
         Verb::Explain { invariant } => {
             let found = invariants::ALL.iter().find(|(name, _)| *name == invariant);
             let Some((name, doc)) = found else {
                 bail!("there is no invariant `{invariant}`; there are: {}", invariants::names().join(", "))
             };
-            show(&format!("{name}\n\n{doc}\n"));
+            say!("{name}\n\n{doc}");
             Ok(true)
         }
     }
@@ -174,13 +186,8 @@ fn list() -> anyhow::Result<bool> {
     }
     text += "\ninvariants (`explain` describes them):\n";
     invariants::names().iter().for_each(|name| text += &format!("  {name}\n"));
-    show(&text);
+    print(format_args!("{text}"));
     Ok(true)
-}
-
-/// Prints; a reader that has gone away (`| head`) is no error.
-fn show(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 fn find(name: &str) -> anyhow::Result<Scenario> {
@@ -210,7 +217,7 @@ fn history(scenario: &Scenario, seed: u64) -> anyhow::Result<String> {
 fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
     let mesh = &scenario.mesh;
     if !show.json {
-        println!(
+        say!(
             "scenario {} seed {seed}: {} nodes, {} seeds, {} services, {} requests/s a node, loss {} %, {} + {} s",
             scenario.name,
             mesh.nodes,
@@ -229,10 +236,12 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
         }
         None => Log::quiet(),
     };
-    let options = Options { log, readout: !show.json && !show.quiet, stop_at_first: false };
-    let summary = play(scenario, seed, options);
+    let readout = !show.json && !show.quiet;
+    let mut bar = Progress::new(!readout);
+    let progress = Box::new(move |done: f64| bar.at(done, "of the virtual time"));
+    let summary = play(scenario, seed, Options { log, readout, progress: Some(progress), ..Options::default() });
     if show.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        say!("{}", serde_json::to_string(&summary)?);
     } else {
         print_summary(&summary);
     }
@@ -242,41 +251,42 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
 fn print_summary(summary: &Summary) {
     let Summary { members, right, events, requests, failed, slow, moved, fell_back, .. } = summary;
     let converged = summary.converged_after.map_or("never".to_owned(), |s| format!("{s:.0} s after the last fault"));
-    println!("\n{members} members, {right} with a right view; all agree: {converged}");
-    println!(
-        "verdicts on members in contact: {} down, {} doubtful",
-        summary.down_in_contact, summary.doubts_in_contact
-    );
-    println!(
+    say!("\n{members} members, {right} with a right view; all agree: {converged}");
+    say!("verdicts on members in contact: {} down, {} doubtful", summary.down_in_contact, summary.doubts_in_contact);
+    say!(
         "requests: {requests}, {failed} failed {:?}, {slow} slow, {moved} moved, {fell_back} in another lane",
         summary.reasons
     );
-    println!("{} bytes a node and second; {events} events, hash {}", summary.bytes_per_node_second, summary.hash);
+    say!("{} bytes a node and second; {events} events, hash {}", summary.bytes_per_node_second, summary.hash);
     for violation in &summary.violations {
-        println!(
+        say!(
             "VIOLATION {} ({} times, first at {:.3} s): {}",
-            violation.invariant, violation.times, violation.at, violation.what
+            violation.invariant,
+            violation.times,
+            violation.at,
+            violation.what
         );
     }
     if summary.violations.is_empty() {
-        println!("nothing is wrong");
+        say!("nothing is wrong");
     }
 }
 
 fn swarm((first, last): (u64, u64), size: Size, keep: &Path, json: bool) -> anyhow::Result<bool> {
     if !json {
-        println!("swarm of seeds {first}..{last}: up to {} nodes, {} virtual minutes each", size.nodes, size.minutes);
+        say!("swarm of seeds {first}..{last}: up to {} nodes, {} virtual minutes each", size.nodes, size.minutes);
     }
-    let progress = std::io::stderr().is_terminal() && !json;
+    let mut progress = Progress::new(true);
     let mut bad = 0;
     for seed in first..=last {
         let scenario = draw(seed, size);
+        progress.at((seed - first) as f64 / (last - first + 1) as f64, &format!("seed {seed}, {bad} bad"));
         let summary = play(&scenario, seed, Options::default());
-        if json {
-            println!("{}", serde_json::to_string(&summary)?);
+        if json || !summary.violations.is_empty() {
+            progress.wipe();
         }
-        if progress {
-            eprint!("\r{}/{} seeds, {bad} bad ", seed - first + 1, last - first + 1);
+        if json {
+            say!("{}", serde_json::to_string(&summary)?);
         }
         if summary.violations.is_empty() {
             continue;
@@ -286,32 +296,34 @@ fn swarm((first, last): (u64, u64), size: Size, keep: &Path, json: bool) -> anyh
         let file = keep.join(format!("swarm-{seed}.toml"));
         fs::write(&file, history(&scenario, seed)?).with_context(|| file.display().to_string())?;
         if !json {
-            println!("seed {seed}: kept as {}", file.display());
+            say!("seed {seed}: kept as {}", file.display());
             for violation in &summary.violations {
-                println!(
+                say!(
                     "    {} at {:.3} s ({} times): {}",
-                    violation.invariant, violation.at, violation.times, violation.what
+                    violation.invariant,
+                    violation.at,
+                    violation.times,
+                    violation.what
                 );
             }
         }
-        std::io::stdout().flush()?;
     }
     if !json {
-        println!("{} seeds, {bad} with violations", last - first + 1);
+        say!("{} seeds, {bad} with violations", last - first + 1);
     }
     Ok(bad == 0)
 }
 
 fn shorten(file: &Path, runs: u32) -> anyhow::Result<bool> {
     let History { seed, scenario } = read(file)?;
-    println!("shrinking {} with seed {seed}: {} steps", scenario.name, scenario.step.len());
-    let Some(shrunk) = shrink(&scenario, seed, runs, |line| println!("  {line}")) else {
-        println!("nothing is wrong with it");
+    say!("shrinking {} with seed {seed}: {} steps", scenario.name, scenario.step.len());
+    let Some(shrunk) = shrink(&scenario, seed, runs, |line| say!("  {line}")) else {
+        say!("nothing is wrong with it");
         return Ok(true);
     };
     let target = file.with_extension("short.toml");
     fs::write(&target, history(&shrunk.scenario, seed)?).with_context(|| target.display().to_string())?;
-    println!("{} steps after {} runs: {}", shrunk.scenario.step.len(), shrunk.runs, target.display());
+    say!("{} steps after {} runs: {}", shrunk.scenario.step.len(), shrunk.runs, target.display());
     Ok(false)
 }
 

@@ -11,10 +11,12 @@ pub struct Options {
     pub readout: bool,
     /// Whether the run ends at the first violation.
     pub stop_at_first: bool,
+    /// Called each virtual second with the part that is played, 0 to 1.
+    pub progress: Option<Box<dyn FnMut(f64)>>,
 }
 
 /// Plays a scenario. It must have passed its check.
-pub fn play(scenario: &Scenario, seed: u64, options: Options) -> Summary {
+pub fn play(scenario: &Scenario, seed: u64, mut options: Options) -> Summary {
     let mut world = World::new(scenario.clone(), seed, options.log);
     if options.stop_at_first {
         world.stop_at_first();
@@ -22,6 +24,9 @@ pub fn play(scenario: &Scenario, seed: u64, options: Options) -> Summary {
     let mut readout = Readout::new(options.readout);
     world.play(|world| {
         readout.second(world);
+        if let Some(progress) = &mut options.progress {
+            progress(world.now as f64 / world.end() as f64);
+        }
         note_convergence(world);
     });
     note_convergence(&mut world);

@@ -134,6 +134,8 @@ pub enum Do {
     Disk,
     /// The application: `how` is `down`, `hang`, `slow` (`value` ms), `fail` (share `value` of 503), `ok`.
     App,
+    /// The instances get weight `value`, and 100 again after `for`.
+    Weigh,
     /// Restarts the applications of `service` one after another with `version`, `every` seconds.
     Roll,
     /// Sets the canary lane of `service` to `value` per cent, asked of the first of `nodes`.
@@ -142,7 +144,7 @@ pub enum Do {
     Rollback,
     /// `count` hosts with names of their own come, live `value` seconds, and go (by `how`: crash or leave), one `every` seconds.
     Churn,
-    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, or all of them.
+    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, or all of them.
     Lie,
 }
 
@@ -351,11 +353,12 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Clock => (&["nodes", "value"], &["for"], &[]),
         Do::Disk => (&["nodes", "how"], &["for"], &["full", "corrupt", "stale"]),
         Do::App => (&["nodes", "how"], &["for", "value"], &["down", "hang", "slow", "fail", "ok"]),
+        Do::Weigh => (&["nodes", "value"], &["for"], &[]),
         Do::Roll => (&["service", "version", "every"], &[], &[]),
         Do::Policy => (&["service", "value"], &["nodes"], &[]),
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
-        Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage"]),
+        Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service"]),
     }
 }
 

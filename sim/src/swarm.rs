@@ -129,6 +129,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
             Step { t, act: Act(kind), service, value, ..Step::default() }
         }
         Do::Rollback => Step { t, act: Act(kind), service, ..Step::default() },
+        Do::Weigh => Step { value: chance.pick(&[0.0, 10.0, 50.0, 200.0, 300.0]).copied(), ..step },
         Do::Lie => step,
         Do::Drain => step,
         Do::Join => Step { t, act: Act(kind), count: Some(1), ..Step::default() },
@@ -155,6 +156,7 @@ const KINDS: &[Do] = &[
     Do::Rollback,
     Do::Join,
     Do::Lie,
+    Do::Weigh,
 ];
 const SWARM: u64 = 50;
 

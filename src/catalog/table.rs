@@ -8,7 +8,7 @@ use std::{
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::{
-    types::{CertFacts, InstanceId, InstanceRecord, LanePolicy, NodeId, ServiceName},
+    types::{CertFacts, InstanceId, InstanceRecord, LanePolicy, NodeId, Planted, ServiceName},
     wire::{EntryKey, KeyId, Kind, Member, Statement},
 };
 
@@ -214,7 +214,7 @@ impl Catalog {
     }
 
     fn is_of_the_living(&self, place: &Place, known: impl Fn(&NodeId) -> bool) -> bool {
-        place.owner().is_none_or(|owner| !self.gone.contains(owner) || known(owner))
+        Planted::DeadToNewcomers.is_on() || place.owner().is_none_or(|owner| !self.gone.contains(owner) || known(owner))
     }
 
     fn in_order(&self, mut places: Vec<&Place>) -> Vec<Statement> {
@@ -317,6 +317,9 @@ impl Catalog {
     }
 
     fn counts(&self, place: &Place) -> bool {
+        if Planted::PoliciesOutOfDigest.is_on() && matches!(place, Place::Policy(_)) {
+            return false;
+        }
         place.owner().is_none_or(|owner| !self.gone.contains(owner))
     }
 

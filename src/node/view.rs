@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use crate::{
     catalog::Catalog,
     routing::{Candidate, CandidateTable},
-    types::{Health, InstanceId, InstanceRecord, MemberState, Mono, NodeId},
+    types::{Health, InstanceId, InstanceRecord, MemberState, Mono, NodeId, Planted},
 };
 
 use super::Membership;
@@ -136,7 +136,7 @@ impl View {
             }
         }
         flap.routable = routable;
-        let held = routable && now < flap.held_until;
+        let held = routable && now < flap.held_until && !Planted::FlapsNotHeld.is_on();
         if held {
             self.held_until = Some(self.held_until.map_or(flap.held_until, |at| at.min(flap.held_until)));
         }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{InstanceEntry, LaneView, MethodClass, ServiceView, Snapshot, key_hash};
 use crate::{
     lanes::{Entry, LaneDecision},
-    types::{EmptyLane, EmptyLaneRule, MemberState, Mono},
+    types::{EmptyLane, EmptyLaneRule, MemberState, Mono, Planted},
 };
 
 /// What routing sees of a request.
@@ -193,7 +193,7 @@ fn fallback(service: &ServiceView, decided: u16, method: MethodClass) -> Option<
     let policy = service.policy.as_ref().map(|compiled| &compiled.policy);
     let rule = policy.map_or_else(EmptyLaneRule::default, |policy| policy.empty);
     let by_method = if method == MethodClass::Safe { rule.safe } else { rule.unsafe_methods };
-    if by_method == EmptyLane::Fail {
+    if by_method == EmptyLane::Fail && !Planted::UnsafeFallsBack.is_on() {
         return None;
     }
     let (stable, others) = service.lane_of.split_first()?;

@@ -8,13 +8,24 @@ mod digests_agree;
 mod drained_gets_nothing;
 mod env_never_crossed;
 mod few_keys_move;
+mod flappers_are_held;
+mod gone_are_remembered;
+mod goodbye_is_heard;
 mod lane_keeps;
 mod names_are_free;
+mod newcomers_meet_the_living;
 mod no_false_death;
+mod only_listed_services;
 mod only_owners_words;
+mod other_instance_first;
 mod policy_spreads;
+mod raises_only_add;
+mod requests_end;
 mod ring_is_pure;
 mod safe_requests_succeed;
+mod sent_as_often_as_it_may;
+mod shares_follow_weights;
+mod unwell_convict_nobody;
 mod view_follows;
 mod views_converge;
 
@@ -127,6 +138,17 @@ pub const ALL: &[(&str, &str)] = &[
     (only_owners_words::NAME, only_owners_words::DOC),
     (names_are_free::NAME, names_are_free::DOC),
     (bounded::NAME, bounded::DOC),
+    (flappers_are_held::NAME, flappers_are_held::DOC),
+    (gone_are_remembered::NAME, gone_are_remembered::DOC),
+    (goodbye_is_heard::NAME, goodbye_is_heard::DOC),
+    (newcomers_meet_the_living::NAME, newcomers_meet_the_living::DOC),
+    (only_listed_services::NAME, only_listed_services::DOC),
+    (other_instance_first::NAME, other_instance_first::DOC),
+    (raises_only_add::NAME, raises_only_add::DOC),
+    (requests_end::NAME, requests_end::DOC),
+    (sent_as_often_as_it_may::NAME, sent_as_often_as_it_may::DOC),
+    (shares_follow_weights::NAME, shares_follow_weights::DOC),
+    (unwell_convict_nobody::NAME, unwell_convict_nobody::DOC),
     (
         "node-rests",
         "A node's timers never come up more than 2,000 times in one virtual second: a deadline in the past that stays there would be a loop without an end in life.",
@@ -156,6 +178,17 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(only_owners_words::Check),
         Box::new(names_are_free::Check),
         Box::new(bounded::Check::default()),
+        Box::new(flappers_are_held::Check::default()),
+        Box::new(gone_are_remembered::Check::default()),
+        Box::new(goodbye_is_heard::Check),
+        Box::new(newcomers_meet_the_living::Check),
+        Box::new(only_listed_services::Check),
+        Box::new(other_instance_first::Check),
+        Box::new(raises_only_add::Check::default()),
+        Box::new(requests_end::Check),
+        Box::new(sent_as_often_as_it_may::Check),
+        Box::new(shares_follow_weights::Check),
+        Box::new(unwell_convict_nobody::Check),
     ];
     all.into_iter().filter(|check| !scenario.allow.contains_key(check.name())).collect()
 }

@@ -94,6 +94,7 @@ fn candidate(world: &World, from: u32, service: usize, canary: Option<bool>, sin
             app.service == service
                 && canary.is_none_or(|canary| app.canary == canary)
                 && app.drained.is_none()
+                && app.weight > 0
                 && app.well_since.is_some_and(|well| well + SPREAD <= since)
         })
         .map(|app| app.id.to_string())

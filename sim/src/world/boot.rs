@@ -82,6 +82,10 @@ impl World {
             started: 0,
             ended: 0,
             lies: false,
+            ever_lied: false,
+            blank: true,
+            said_goodbye: false,
+            slow_at: 0,
             ready_since: None,
             trouble: 0,
             clean_since: 0,
@@ -110,6 +114,8 @@ impl World {
         }
         self.hosts[at].addr = addr;
         self.hosts[at].epoch += 1;
+        self.hosts[at].blank = self.hosts[at].stored.is_none();
+        self.hosts[at].said_goodbye = false;
         let Some(node) = self.new_node(host) else { return };
         let (now, run) = (self.now, self.hosts[at].run());
         let entry = &mut self.hosts[at];
@@ -143,7 +149,7 @@ impl World {
 
     fn new_node(&mut self, host: u32) -> Option<Node> {
         let entry = &self.hosts[host as usize];
-        let services: Vec<_> = self.services.clone();
+        let services = self.certified(host);
         let membership = match self.scenario.mesh.profile {
             Profile::Lan => MembershipConfig::lan(),
             Profile::Wan => MembershipConfig::wan(),
@@ -164,6 +170,13 @@ impl World {
                 None
             }
         }
+    }
+
+    /// Services that a host's certificate lists: those of its applications.
+    pub fn certified(&self, host: u32) -> Vec<lanemesh::types::ServiceName> {
+        let served = self.hosts[host as usize].apps.iter().map(|app| app.service);
+        let served: std::collections::BTreeSet<usize> = served.collect();
+        served.into_iter().map(|service| self.services[service].clone()).collect()
     }
 
     fn announce_all(&mut self, host: u32) {
@@ -194,7 +207,7 @@ impl World {
             zone: entry.locality.zone.clone(),
             version: VersionName::new(&app.version).expect("a valid version"),
             lane: if app.canary { Lane::new("canary").expect("a valid name") } else { Lane::stable() },
-            weight: 100,
+            weight: app.weight,
             tags,
             capacity: None,
         }
@@ -251,6 +264,7 @@ impl World {
             return;
         }
         entry.paused = Some(until);
+        entry.slow_at = entry.slow_at.max(until);
         entry.frozen |= with_apps;
         let run = entry.run();
         self.queue.plan(until, Event::Resume(run));
@@ -280,6 +294,7 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         mood: Mood::Well,
         drained: None,
         well_since: None,
+        weight: 100,
         gate: new_gate(),
     }
 }

@@ -5,7 +5,7 @@ use lanemesh::{
     types::{Lane, ServiceName},
 };
 
-use super::World;
+use super::{SETTLED, World};
 use crate::{
     app::Mood,
     host::{Disk, Off},
@@ -103,9 +103,11 @@ impl World {
             Do::App => self.set_mood(step, host),
             Do::Lie => {
                 self.hosts[at].lies = true;
+                self.hosts[at].ever_lied = true;
                 self.after(MILLI, Event::Part { step: index, part: host });
             }
             Do::Worsen => self.trouble(host),
+            Do::Weigh => self.weigh(host, step.value.unwrap_or(100.0) as u16),
             Do::Join | Do::OneWay | Do::Partition | Do::FlipFlop | Do::Roll | Do::Policy | Do::Rollback | Do::Churn => {
             }
         }
@@ -182,6 +184,7 @@ impl World {
             Do::Disk => self.hosts[at].disk = Disk::Works,
             Do::App => self.app_well_again(host),
             Do::Lie => self.hosts[at].lies = false,
+            Do::Weigh => self.weigh(host, 100),
             _ => {}
         }
     }
@@ -257,8 +260,11 @@ impl World {
     fn leave(&mut self, host: u32) {
         let entry = &mut self.hosts[host as usize];
         let now = entry.now(self.now);
+        let well = entry.is_clean(self.now, SETTLED) && entry.is_awake(self.now) && entry.island.is_some();
+        let settled = entry.island_since + SETTLED <= self.now && entry.ready_since.is_some();
         let Some(node) = &mut entry.node else { return };
         entry.leaving = true;
+        entry.said_goodbye = well && settled;
         // A host without instances has nothing to drain.
         let _ = node.drain(now, &[], lanemesh::node::SHUTDOWN, "", None);
         node.leave(now);
@@ -267,6 +273,24 @@ impl World {
         let run = entry.run();
         self.drain(host);
         self.after(SECOND, Event::Starve { at: run, fault: GONE });
+    }
+
+    fn weigh(&mut self, host: u32, weight: u16) {
+        let at = self.now;
+        let entry = &mut self.hosts[host as usize];
+        let now = entry.now(at);
+        for app in 0..entry.apps.len() {
+            let state = &mut entry.apps[app];
+            state.weight = weight;
+            // Back in rotation only since now.
+            state.well_since = state.is_well().then_some(at);
+            let change = lanemesh::node::InstanceChange { weight: Some(weight), ..Default::default() };
+            if let Some(node) = &mut entry.node {
+                // A node that is leaving takes no orders.
+                let _ = node.change_instance(now, &state.id, change);
+            }
+        }
+        self.drain(host);
     }
 
     fn drain_apps(&mut self, host: u32, on: bool) {
@@ -458,6 +482,7 @@ pub fn letter(act: Do) -> char {
         Do::Rollback => 'B',
         Do::Churn => 'N',
         Do::Lie => 'Z',
+        Do::Weigh => 'Q',
     }
 }
 

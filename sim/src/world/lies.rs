@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use lanemesh::{
-    types::{Health, InstanceRecord, NodeId, Trust},
+    types::{Health, InstanceId, InstanceRecord, NodeId, ServiceName, Trust},
     wire::{Accusation, Alive, Body, Ctl, Envelope, Evidence, Frame, Kind, Left, Member, Statement, key_id},
 };
 
@@ -45,7 +45,7 @@ impl World {
         let (Some(victim), Some(listener)) = (chance.pick(&there).copied(), chance.pick(&there).copied()) else {
             return liar;
         };
-        let kinds = ["death", "record", "generation", "replay", "garbage"];
+        let kinds = ["death", "record", "generation", "replay", "garbage", "service"];
         let kind = step.how.as_deref().or_else(|| chance.pick(&kinds).copied()).unwrap_or("death");
         let bytes = if kind == "garbage" {
             (0..chance.below(300)).map(|_| chance.next() as u8).collect()
@@ -62,7 +62,7 @@ impl World {
         let (own, other) = (&self.hosts[liar as usize], &self.hosts[victim as usize]);
         let generation = other.node.as_ref().map_or(1, |node| node.generation());
         let incarnation = other.node.as_ref().map_or(0, |node| node.membership().incarnation());
-        let trust = SimTrust::liar(MESH, &own.id, &self.services);
+        let trust = SimTrust::liar(MESH, &own.id, &self.certified(liar));
         let key =
             trust.check_certificate(trust.own_certificate(), own.now(self.now).wall).map_or(0, |f| key_id(&f.key));
         let say = |body: &Body, signer: &NodeId| {
@@ -103,6 +103,14 @@ impl World {
                     ..record
                 };
                 vec![say(&Body::Instance(forged.clone()), &it), say(&Body::Instance(forged), &me)]
+            }
+            "service" => {
+                // Its own instance, of a service that its certificate does not list.
+                let held = own.node.as_ref().and_then(|node| node.own_instances().next().cloned());
+                let Some(record) = held else { return Vec::new() };
+                let id = InstanceId::new("vault-0").expect("a valid name");
+                let service = ServiceName::new("vault").expect("a valid name");
+                vec![say(&Body::Instance(InstanceRecord { id, service, sequence: 1, ..record }), &me)]
             }
             "generation" => {
                 let far = u64::MAX - chance.below(3) as u64;

@@ -59,6 +59,8 @@ pub struct World {
     pub log: Log,
     /// What is wrong.
     pub findings: Findings,
+    /// When links were last cut.
+    pub cut_at: Option<Time>,
     /// When all faults ended, once they have.
     pub calm_since: Option<Time>,
     queue: Queue,
@@ -99,6 +101,7 @@ impl World {
             stats: Stats::default(),
             log,
             findings: Findings::default(),
+            cut_at: None,
             calm_since: None,
             queue: Queue::default(),
             names: FxHashMap::default(),

@@ -6,6 +6,7 @@ use super::World;
 use crate::{
     chance::mix,
     queue::{SECOND, Time},
+    scenario::Do,
 };
 
 /// After a fault ends, its consequences may show for so long: the longest wait for a death, the confirm before it, and some.
@@ -54,6 +55,7 @@ impl World {
     pub(super) fn islands_changed(&mut self) {
         let now = self.now;
         let cut = self.links.is_cut();
+        self.cut_at = if cut { Some(now) } else { self.cut_at };
         let up: Vec<u32> = self.hosts.iter().filter(|host| host.is_up()).map(|host| host.index).collect();
         let mut islands: Vec<Option<u64>> = vec![None; self.hosts.len()];
         if cut {
@@ -86,6 +88,15 @@ impl World {
             MemberState::Doubtful => self.stats.doubts_in_contact += 1,
             MemberState::Alive | MemberState::Left => {}
         }
+    }
+
+    /// Whether a fault makes the link between two hosts worse now.
+    pub fn is_worse(&self, a: u32, b: u32) -> bool {
+        self.faults.iter().any(|fault| {
+            let act = self.scenario.step[fault.step as usize].act.0;
+            let both = |host: u32| fault.hosts.contains(&host) || fault.to.contains(&host);
+            act == Do::Worsen && fault.ended.is_none() && both(a) && both(b)
+        })
     }
 
     /// Whether an observer's view of everybody is what is true.

@@ -49,6 +49,8 @@ pub struct Flight {
     pub begun: Time,
     /// Where it went, in order; `None` where nobody lives at the address.
     pub tries: Vec<Option<Target>>,
+    /// How often it was sent: tries that were refused don't count.
+    pub sent: u32,
     attempts: Attempts,
     /// Start of the application that the current try went to.
     app_start: u32,
@@ -110,6 +112,7 @@ impl World {
             decision,
             begun: self.now,
             tries: Vec::new(),
+            sent: 0,
             attempts,
             app_start: 0,
         };
@@ -208,6 +211,9 @@ impl World {
         let outcome = self.as_it_came(&flight, target, outcome);
         let snapshot = flight.snapshot.clone();
         let view = snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
+        if matches!(outcome, Outcome::Reset | Outcome::Timeout | Outcome::RetryableStatus) {
+            flight.sent += 1;
+        }
         if outcome == Outcome::StaleConnection {
             // The same instance again: not another try.
             flight.tries.pop();

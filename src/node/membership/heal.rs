@@ -13,7 +13,7 @@ use super::{
     roster::{ME, Slot},
     timers::Timer,
 };
-use crate::types::{MemberState, Mono};
+use crate::types::{MemberState, Mono, Planted};
 
 /// Members that went lately.
 #[derive(Default)]
@@ -83,7 +83,7 @@ impl Membership {
     pub(super) fn heal(&mut self, now: Mono) {
         self.losses.healing = false;
         let down = self.roster.down();
-        if down.is_empty() {
+        if down.is_empty() || Planted::NeverHeal.is_on() {
             return;
         }
         let share = ATTEMPTS * (down.len() as f64 / 4.0).max(1.0) / (self.roster.others() + 1) as f64;

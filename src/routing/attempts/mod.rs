@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Decision, LaneView, ServiceView, choose::skip_reason, ring::Cursor};
-use crate::types::Mono;
+use crate::types::{Mono, Planted};
 
 /// Classes of methods (RFC 9110 9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -221,6 +221,10 @@ impl Attempts {
             // A fresh connection that closes before it takes anything is as good as refused.
             Outcome::ConnectFailed | Outcome::StaleConnection => {
                 cell.refused(now);
+                if Planted::RefusedIsFinal.is_on() {
+                    self.state = State::Over(GiveUp::AllRefused);
+                    return;
+                }
                 self.mark_tried(instance, service);
                 self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(now));
             }
@@ -253,6 +257,9 @@ impl Attempts {
     /// Something was sent: retries where that is allowed.
     fn failed(&mut self, instance: u16, why: GiveUp, service: &ServiceView, now: Mono) {
         self.accepted = Some((instance, why));
+        if Planted::NoDeadline.is_on() {
+            self.deadline = now + self.per_try * 3;
+        }
         self.mark_tried(instance, service);
         if !self.may_repeat() {
             self.state = State::Over(why);
@@ -279,7 +286,8 @@ impl Attempts {
     }
 
     fn may_repeat(&self) -> bool {
-        self.repeatable && self.retries < self.max_retries
+        let repeatable = self.repeatable || Planted::RetryUnsafe.is_on();
+        repeatable && (self.retries < self.max_retries || Planted::NoDeadline.is_on())
     }
 
     /// Waits before an instance, half of it by chance; ends here when the deadline comes before.
@@ -316,6 +324,9 @@ impl Attempts {
     }
 
     fn mark_tried(&mut self, instance: u16, service: &ServiceView) {
+        if Planted::SameInstanceAgain.is_on() {
+            return;
+        }
         self.walk(service).tried[usize::from(instance) / 64] |= 1 << (instance % 64);
     }
 

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     lanes::CompiledPolicy,
-    types::{Lane, LanePolicy, MemberState, Mono, ServiceName},
+    types::{Lane, LanePolicy, MemberState, Mono, Planted, ServiceName},
 };
 
 /// Builds snapshots; keeps rings and cells that did not change.
@@ -206,7 +206,8 @@ fn spare_the_last(instances: &mut [InstanceEntry]) {
 /// Facts by which an instance does not exist here: it then leaves its id to others.
 fn gone(candidate: &Candidate, locality: &Locality) -> Option<Exclusion> {
     match candidate.owner {
-        _ if candidate.record.env != locality.env => Some(Exclusion::OtherEnv),
+        _ if candidate.record.env != locality.env && !Planted::ForeignEnv.is_on() => Some(Exclusion::OtherEnv),
+        MemberState::Left | MemberState::Down if Planted::KeepDead.is_on() => None,
         MemberState::Left => Some(Exclusion::OwnerLeft),
         MemberState::Down if !candidate.stale => Some(Exclusion::OwnerDown),
         MemberState::Down | MemberState::Alive | MemberState::Doubtful => None,
@@ -215,9 +216,9 @@ fn gone(candidate: &Candidate, locality: &Locality) -> Option<Exclusion> {
 
 fn out_of_rotation(candidate: &Candidate) -> Option<Exclusion> {
     let record = &candidate.record;
-    if record.drain.is_some() {
+    if record.drain.is_some() && !Planted::KeepDrained.is_on() {
         Some(Exclusion::Draining)
-    } else if record.health == crate::types::Health::Critical {
+    } else if record.health == crate::types::Health::Critical && !Planted::KeepCritical.is_on() {
         Some(Exclusion::Critical)
     } else {
         let zero = (record.weight == 0).then_some(Exclusion::WeightZero);
@@ -338,7 +339,9 @@ impl RingCache {
     /// The ring of these members (in id order): a known one, one made from `near`, or a new one.
     fn get(&mut self, members: Vec<Member>, near: Option<&Arc<Ring>>) -> Result<Arc<Ring>, RingFault> {
         let key = content(&members);
-        if let Some(known) = self.rings.get(&key).filter(|ring| ring.members() == members) {
+        if let Some(known) =
+            self.rings.get(&key).filter(|ring| Planted::RingsByNames.is_on() || ring.members() == members)
+        {
             return Ok(known.clone());
         }
         let ring = match near {
@@ -361,7 +364,9 @@ fn content(members: &[Member]) -> u64 {
     for member in members {
         hash.update(member.id.as_str().as_bytes());
         hash.update(&[0]);
-        hash.update(&member.weight.to_le_bytes());
+        if !Planted::RingsByNames.is_on() {
+            hash.update(&member.weight.to_le_bytes());
+        }
     }
     hash.digest()
 }
