@@ -47,6 +47,8 @@ pub struct App {
     pub well_since: Option<Time>,
     /// Its weight; 0 takes it out of rotation.
     pub weight: u16,
+    /// Whether it was taken out of the mesh.
+    pub withdrawn: bool,
     /// Its sidecar's checks.
     pub gate: Gate,
 }

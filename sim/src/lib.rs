@@ -19,6 +19,7 @@ pub mod planted;
 pub mod play;
 pub mod queue;
 pub mod readout;
+pub mod report;
 pub mod scenario;
 pub mod shrink;
 pub mod stats;

@@ -17,7 +17,7 @@ use lanemesh_sim::{
     library::LIBRARY,
     log::Log,
     play::{Options, play},
-    say,
+    report, say,
     scenario::Scenario,
     shrink::shrink,
     stats::Summary,
@@ -120,6 +120,9 @@ struct Show {
     /// Every event goes there, not only what nodes report.
     #[arg(long)]
     log_all: bool,
+    /// Writes a page that shows what happened.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// No readout.
     #[arg(long)]
     quiet: bool,
@@ -239,7 +242,14 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
     let readout = !show.json && !show.quiet;
     let mut bar = Progress::new(!readout);
     let progress = Box::new(move |done: f64| bar.at(done, "of the virtual time"));
-    let summary = play(scenario, seed, Options { log, readout, progress: Some(progress), ..Options::default() });
+    let recorder = show.report.is_some().then(|| report::recorder(scenario)).unzip();
+    let watcher = recorder.0.map(|recorder| Box::new(recorder) as _);
+    let options = Options { log, readout, progress: Some(progress), watcher, ..Options::default() };
+    let summary = play(scenario, seed, options);
+    if let (Some(file), Some(recording)) = (&show.report, recorder.1) {
+        let page = report::page(scenario, &summary, &recording.borrow());
+        fs::write(file, page).with_context(|| file.display().to_string())?;
+    }
     if show.json {
         say!("{}", serde_json::to_string(&summary)?);
     } else {

@@ -100,12 +100,7 @@ fn caught(fault: Planted, name: Option<&str>, scenario: &Scenario, seed: u64, he
 /// Looks for the first seed that catches a fault; then among the scenarios of the library, for what takes hours to show.
 pub fn search(fault: Planted, size: Size, seeds: u64, healthy: &Healthy) -> Option<Catch> {
     let drawn = (1..=seeds).find_map(|seed| caught(fault, None, &draw(seed, size), seed, healthy));
-    drawn.or_else(|| {
-        LONG.iter().find_map(|name| {
-            let scenario = library(name)?;
-            caught(fault, Some(name), &scenario, 1, healthy)
-        })
-    })
+    drawn.or_else(|| in_long(fault, healthy))
 }
 
 /// Whether a kept catch still holds; a new one near it, if it does not.
@@ -114,7 +109,12 @@ pub fn check(catch: &Catch, size: Size, healthy: &Healthy) -> Option<Catch> {
     if let Some(name) = &catch.scenario {
         return caught(fault, Some(name), &library(name)?, catch.seed, healthy);
     }
-    (catch.seed..catch.seed + NEAR).find_map(|seed| caught(fault, None, &draw(seed, size), seed, healthy))
+    let near = (catch.seed..catch.seed + NEAR).find_map(|seed| caught(fault, None, &draw(seed, size), seed, healthy));
+    near.or_else(|| in_long(fault, healthy))
+}
+
+fn in_long(fault: Planted, healthy: &Healthy) -> Option<Catch> {
+    LONG.iter().find_map(|name| caught(fault, Some(name), &library(name)?, 1, healthy))
 }
 
 /// Runs a job for each fault, on as many threads; results in order.
@@ -144,6 +144,6 @@ fn library(name: &str) -> Option<Scenario> {
 /// As large and long as it takes for most faults to be found within a few seeds, and no larger.
 pub const SIZE: Size = Size { nodes: 12, minutes: 2.5 };
 /// Scenarios for faults that no few minutes show.
-const LONG: &[&str] = &["autoscale-stay"];
+const LONG: &[&str] = &["c03-no-seed-left", "c11-forgotten"];
 /// Seeds after the kept one that are tried before a fault counts as not caught.
 const NEAR: u64 = 12;

@@ -23,7 +23,8 @@
 //!
 //! Letters of steps: `X` crash, `S` start, `J` join, `L` leave, `D` drain, `P` pause, `H` starve (hunger), `O` one-way, `C`
 //! partition (cut), `F` flip-flop, `W` worsen, `T` clock (time), `K` disk, `A` app, `R` roll, `V` an instance gets its version,
-//! `Q` weigh (quantity),
+//! `Q` weigh (quantity), `U` drift, `E` withdraw
+//! (erase),
 //! `G` policy (grows), `B` rollback (back), `N` churn, `Z` lie.
 
 use std::fmt::Write;
@@ -93,7 +94,7 @@ impl Readout {
 }
 
 /// One letter for a host.
-fn letter(world: &World, host: &Host) -> char {
+pub(crate) fn letter(world: &World, host: &Host) -> char {
     match (&host.node, host.off) {
         (Some(_), _) if !host.is_awake(world.now) => 'p',
         (Some(node), _) if !node.is_member() && !host.leaving => 'j',

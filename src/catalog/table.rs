@@ -300,6 +300,9 @@ impl Catalog {
     /// Notes an entry's present version in the digest.
     pub(super) fn settle(&mut self, place: Place, statement: &Statement) {
         let (key, version) = (place.key(), xxh3_64(&statement.body));
+        if Planted::PoliciesNotSynced.is_on() && matches!(place, Place::Policy(_)) {
+            return;
+        }
         self.unsettle(&place);
         if self.counts(&place) {
             self.digest = self.digest.wrapping_add(weigh(key, version));
@@ -317,9 +320,6 @@ impl Catalog {
     }
 
     fn counts(&self, place: &Place) -> bool {
-        if Planted::PoliciesOutOfDigest.is_on() && matches!(place, Place::Policy(_)) {
-            return false;
-        }
         place.owner().is_none_or(|owner| !self.gone.contains(owner))
     }
 

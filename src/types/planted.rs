@@ -56,7 +56,7 @@ faults! {
     AnySpeaker, "any-speaker", "A statement about somebody is taken from anybody who signs it with a key of its own.";
     AnyService, "any-service", "An instance is taken of a service that its owner's certificate does not list.";
     NoAntiEntropy, "no-anti-entropy", "Nodes whose digests differ do not exchange what they lack.";
-    PoliciesOutOfDigest, "policies-out-of-digest", "Policies are not part of the digest.";
+    PoliciesNotSynced, "policies-not-synced", "Policies are gossiped, but are no part of digest, exchange and state file.";
     ForgetTombstones, "forget-tombstones", "A member that has gone is forgotten at the next tidying up, not after an hour.";
     NeverForget, "never-forget", "A member that has gone is kept for ever.";
     DeadToNewcomers, "dead-to-newcomers", "Newcomers are told of members that have gone.";

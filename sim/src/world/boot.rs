@@ -45,6 +45,7 @@ impl World {
         let index = self.hosts.len() as u32;
         let id = NodeId::new(&name.unwrap_or_else(|| format!("n{index}"))).expect("a valid name");
         let mesh = &self.scenario.mesh;
+        let foreign = index < mesh.nodes && index >= mesh.nodes - mesh.foreign;
         let mut chance = self.chance(&[HOST, u64::from(index)]);
         let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
         let locality = Locality {
@@ -72,7 +73,9 @@ impl World {
             frozen: false,
             leaving: false,
             inbox: VecDeque::new(),
+            foreign,
             clock: 0,
+            drift: (0.0, 0),
             builder: Builder::new(locality.clone()),
             locality,
             snapshot: Arc::new(Snapshot::empty()),
@@ -85,6 +88,7 @@ impl World {
             ever_lied: false,
             blank: true,
             said_goodbye: false,
+            left_at: 0,
             slow_at: 0,
             ready_since: None,
             trouble: 0,
@@ -137,6 +141,7 @@ impl World {
         let mut chance = self.chance(&[BOOT, u64::from(host), u64::from(run.epoch)]);
         for app in 0..self.hosts[at].apps.len() {
             self.hosts[at].apps[app].gate = new_gate();
+            self.hosts[at].apps[app].withdrawn = false;
             self.start_app(host, app as u8, seconds(chance.between(0.05, 0.4)));
             self.after(seconds(chance.between(0.01, 0.1)), Event::Check { at: run, app: app as u8 });
         }
@@ -162,7 +167,8 @@ impl World {
             coalesce: COALESCE,
             seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
         };
-        let trust = SimTrust::honest(MESH, &entry.id, &services, self.register.clone());
+        let mesh = if entry.foreign { OTHER_MESH } else { MESH };
+        let trust = SimTrust::honest(mesh, &entry.id, &services, self.register.clone());
         match Node::new(config, Arc::new(trust), entry.load(), entry.now(self.now)) {
             Ok(node) => Some(node),
             Err(error) => {
@@ -179,7 +185,7 @@ impl World {
         served.into_iter().map(|service| self.services[service].clone()).collect()
     }
 
-    fn announce_all(&mut self, host: u32) {
+    pub(super) fn announce_all(&mut self, host: u32) {
         let specs: Vec<InstanceSpec> = self.hosts[host as usize].apps.iter().map(|app| self.spec(host, app)).collect();
         let entry = &mut self.hosts[host as usize];
         let now = entry.now(self.now);
@@ -233,7 +239,11 @@ impl World {
 
     /// The configured seeds' addresses now; their names are looked up again every 5 s.
     pub(super) fn resolve_seeds(&mut self, run: Run) {
-        let seeds = self.hosts.iter().take(self.scenario.mesh.seeds as usize).map(|seed| seed.addr).collect();
+        let of_this = self.hosts.iter().take(self.scenario.mesh.seeds as usize);
+        let foreign = self.hosts[run.host as usize].foreign;
+        // Another mesh was given these, and knows some of its own.
+        let of_other = self.hosts.iter().filter(|host| foreign && host.foreign).take(3);
+        let seeds = of_this.chain(of_other).map(|seed| seed.addr).collect();
         self.feed(run.host, Input::Seeds(seeds));
         self.after(5 * SECOND, Event::Seeds(run));
     }
@@ -272,7 +282,7 @@ impl World {
 }
 
 /// Rise and fall as the configuration's defaults have them.
-fn new_gate() -> Gate {
+pub(super) fn new_gate() -> Gate {
     Gate::new(2, 2)
 }
 
@@ -295,6 +305,7 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         drained: None,
         well_since: None,
         weight: 100,
+        withdrawn: false,
         gate: new_gate(),
     }
 }
@@ -313,6 +324,7 @@ pub(super) fn host_at(ip: Ipv4Addr, hosts: &[Host]) -> Option<u32> {
 }
 
 pub(super) const MESH: &str = "sim";
+const OTHER_MESH: &str = "other";
 const GOSSIP_PORT: u16 = 7946;
 /// Port of a host's first application.
 pub(super) const FIRST_PORT: u16 = 8000;

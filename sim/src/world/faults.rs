@@ -5,7 +5,7 @@ use lanemesh::{
     types::{Lane, ServiceName},
 };
 
-use super::{SETTLED, World};
+use super::{SETTLED, World, boot::new_gate};
 use crate::{
     app::Mood,
     host::{Disk, Off},
@@ -29,6 +29,13 @@ pub struct Fault {
     pub ended: Option<Time>,
     /// Whether a flip-flop is on.
     pub on: bool,
+}
+
+impl Fault {
+    /// Whether a host is on one of its sides.
+    pub fn touches(&self, host: u32) -> bool {
+        self.hosts.contains(&host) || self.to.contains(&host)
+    }
 }
 
 impl World {
@@ -95,6 +102,8 @@ impl World {
                 let by = (step.value.unwrap_or(0.0) * 1000.0) as i64;
                 self.hosts[at].clock += by;
             }
+            Do::Drift => self.hosts[at].drift = (step.value.unwrap_or(0.0), self.now),
+            Do::Withdraw => self.withdraw(host),
             Do::Disk => match step.how.as_deref() {
                 Some("full") => self.hosts[at].disk = Disk::Full,
                 Some("stale") => self.hosts[at].disk = Disk::Stale,
@@ -181,6 +190,8 @@ impl World {
             Do::Drain => self.drain_apps(host, false),
             Do::Pause | Do::Starve | Do::Worsen => self.relieve(host),
             Do::Clock => self.hosts[at].clock -= (step.value.unwrap_or(0.0) * 1000.0) as i64,
+            Do::Drift => self.hosts[at].drift = (0.0, self.now),
+            Do::Withdraw => self.announce_again(host),
             Do::Disk => self.hosts[at].disk = Disk::Works,
             Do::App => self.app_well_again(host),
             Do::Lie => self.hosts[at].lies = false,
@@ -192,7 +203,8 @@ impl World {
     /// All faults end. Clocks and what was ordered stay as they are.
     fn calm(&mut self) {
         for index in 0..self.scenario.step.len() as u32 {
-            let ends = !matches!(self.scenario.step[index as usize].act.0, Do::Drain | Do::Clock | Do::Leave);
+            let ends =
+                !matches!(self.scenario.step[index as usize].act.0, Do::Drain | Do::Clock | Do::Leave | Do::Withdraw);
             if ends {
                 self.finish(index);
             }
@@ -265,6 +277,7 @@ impl World {
         let Some(node) = &mut entry.node else { return };
         entry.leaving = true;
         entry.said_goodbye = well && settled;
+        entry.left_at = self.now;
         // A host without instances has nothing to drain.
         let _ = node.drain(now, &[], lanemesh::node::SHUTDOWN, "", None);
         node.leave(now);
@@ -273,6 +286,36 @@ impl World {
         let run = entry.run();
         self.drain(host);
         self.after(SECOND, Event::Starve { at: run, fault: GONE });
+    }
+
+    fn withdraw(&mut self, host: u32) {
+        let at = self.now;
+        let entry = &mut self.hosts[host as usize];
+        let now = entry.now(at);
+        let Some(node) = &mut entry.node else { return };
+        for app in &mut entry.apps {
+            // Whoever is leaving takes no orders; whoever was withdrawn stays so.
+            if node.withdraw(now, &app.id).is_ok() {
+                (app.drained, app.withdrawn) = (Some(at), true);
+            }
+        }
+        self.drain(host);
+    }
+
+    fn announce_again(&mut self, host: u32) {
+        let entry = &mut self.hosts[host as usize];
+        if !entry.is_up() || entry.leaving {
+            return;
+        }
+        let at = self.now;
+        for app in entry.apps.iter_mut().filter(|app| app.withdrawn) {
+            (app.drained, app.withdrawn) = (None, false);
+            // Passing only after its checks have said so again.
+            app.gate = new_gate();
+            app.well_since = app.is_well().then_some(at);
+        }
+        self.announce_all(host);
+        self.drain(host);
     }
 
     fn weigh(&mut self, host: u32, weight: u16) {
@@ -483,6 +526,8 @@ pub fn letter(act: Do) -> char {
         Do::Churn => 'N',
         Do::Lie => 'Z',
         Do::Weigh => 'Q',
+        Do::Drift => 'U',
+        Do::Withdraw => 'E',
     }
 }
 

@@ -65,7 +65,11 @@ impl World {
         let trust = SimTrust::liar(MESH, &own.id, &self.certified(liar));
         let key =
             trust.check_certificate(trust.own_certificate(), own.now(self.now).wall).map_or(0, |f| key_id(&f.key));
+        let theirs = SimTrust::key_id(&other.id);
+        let as_them = chance.hits(0.5);
         let say = |body: &Body, signer: &NodeId| {
+            // Whose key a statement claims is free to say; the signature is the liar's all the same.
+            let key = if as_them && *signer != own.id { theirs } else { key };
             let certified = matches!(body.kind(), Kind::Member | Kind::Policy);
             Frame::Statement(Statement::sign(&trust, signer, key, body.kind(), body.encode(), certified))
         };

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 pub use self::{
     faults::Fault,
     oracle::{Members, SETTLED},
-    traffic::{End, Flight, TIMEOUTS, Target},
+    traffic::{End, Flight, TIMEOUTS, Target, subject},
 };
 use crate::{
     chance::Chance,
@@ -125,6 +125,11 @@ impl World {
         self.stop_at_first = true;
     }
 
+    /// Lets somebody look on as an invariant does.
+    pub fn watch(&mut self, watcher: Box<dyn Invariant>) {
+        self.checks.push(watcher);
+    }
+
     /// When it ends.
     pub fn end(&self) -> Time {
         seconds(self.scenario.seconds) + seconds(self.scenario.settle)
@@ -133,12 +138,19 @@ impl World {
     /// Plays everything, calling `each_second` once a virtual second.
     pub fn play(&mut self, mut each_second: impl FnMut(&mut Self)) {
         let end = self.end();
+        let mut this_second = 0;
         while let Some((at, event)) = self.queue.next(end) {
             debug_assert!(at >= self.now);
             self.now = at;
             self.log.stamp(at, &event);
             self.stats.events += 1;
             let sampled = matches!(event, Event::Sample);
+            this_second = if sampled { 0 } else { this_second + 1 };
+            if this_second > STORM + STORM_PER_HOST * self.hosts.len() {
+                self.findings.add("no-storm", format!("{this_second} events within one virtual second"));
+                self.findings.stamp(at);
+                return;
+            }
             self.happen(event);
             if sampled {
                 each_second(self);
@@ -234,6 +246,9 @@ impl World {
     }
 }
 
+/// Events in one virtual second that only a storm brings about: ten times what a cold start of 1,000 hosts takes.
+const STORM: usize = 20_000;
+const STORM_PER_HOST: usize = 5_000;
 /// What a socket's buffer and the agent's channel hold while a process stands still.
 const INBOX: usize = 1024;
 const SERVICES: [&str; 26] = [

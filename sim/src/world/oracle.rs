@@ -72,6 +72,7 @@ impl World {
             up.iter().for_each(|host| islands[*host as usize] = Some(0));
         }
         for (host, island) in self.hosts.iter_mut().zip(islands) {
+            let island = island.map(|island| if host.foreign { !island } else { island });
             if host.island != island && host.is_up() {
                 (host.island, host.island_since) = (island, now);
             }
@@ -94,8 +95,7 @@ impl World {
     pub fn is_worse(&self, a: u32, b: u32) -> bool {
         self.faults.iter().any(|fault| {
             let act = self.scenario.step[fault.step as usize].act.0;
-            let both = |host: u32| fault.hosts.contains(&host) || fault.to.contains(&host);
-            act == Do::Worsen && fault.ended.is_none() && both(a) && both(b)
+            act == Do::Worsen && fault.ended.is_none() && fault.touches(a) && fault.touches(b)
         })
     }
 
@@ -112,7 +112,8 @@ impl World {
             let state = node.membership().state(&other.id);
             let routable = state == Some(MemberState::Alive);
             let held = matches!(state, Some(MemberState::Alive | MemberState::Doubtful));
-            let right = if other.is_member() { routable } else { !held };
+            let one_of_us = other.is_member() && other.foreign == self.hosts[observer as usize].foreign;
+            let right = if one_of_us { routable } else { !held };
             (!right).then_some((other.index, state))
         });
         wrong.into_iter().next()
