@@ -41,6 +41,8 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("partition-1h", include_str!("../scenarios/partition-1h.toml")),
     ("partition-30", include_str!("../scenarios/partition-30.toml")),
     ("pause", include_str!("../scenarios/pause.toml")),
+    ("real-faults", include_str!("../scenarios/real-faults.toml")),
+    ("real-split", include_str!("../scenarios/real-split.toml")),
     ("rolling-deploy", include_str!("../scenarios/rolling-deploy.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-third", include_str!("../scenarios/slow-third.toml")),

@@ -52,7 +52,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         let first = one((t * 1000.0).round() / 1000.0, kind, services, &mut chance);
         if kind == Do::Policy && chance.hits(0.5) {
             // Two operators at a time.
-            let other = one(((t + chance.between(0.0, 0.5)) * 1000.0).round() / 1000.0, kind, services, &mut chance);
+            let other = one(((t + chance.between(0.0, 0.01)) * 1000.0).round() / 1000.0, kind, services, &mut chance);
             step.extend(other.filter(|other| other.t < seconds));
         }
         step.extend(first);

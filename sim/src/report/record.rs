@@ -97,6 +97,12 @@ struct Request {
     bad: bool,
 }
 
+impl Request {
+    fn failed(&self) -> bool {
+        self.end.starts_with("failed")
+    }
+}
+
 /// Times after which others noticed that somebody went, or came.
 #[derive(Debug, Default)]
 pub(super) struct Deaths {
@@ -142,7 +148,8 @@ impl Recording {
     /// The user to whom the worst happened.
     pub(super) fn worst(&self) -> Option<Story> {
         let cost = |requests: &[Request]| -> u64 {
-            requests.iter().filter(|r| r.bad).map(|r| u64::from(r.took) + FAILURE_COSTS).sum()
+            let cost = |r: &Request| u64::from(r.took) + if r.failed() { FAILURE_COSTS } else { 0 };
+            requests.iter().filter(|r| r.bad).map(cost).sum()
         };
         let (user, requests) = self.stories.iter().max_by_key(|(user, requests)| (cost(requests), u32::MAX - *user))?;
         if cost(requests) == 0 {
@@ -150,7 +157,7 @@ impl Recording {
         }
         let near = |at: usize| requests[at.saturating_sub(2)..(at + 3).min(requests.len())].iter().any(|r| r.bad);
         let shown = (0..requests.len()).filter(|at| near(*at)).take(STORY).map(|at| requests[at].clone()).collect();
-        let failed = requests.iter().filter(|request| request.end.starts_with("failed")).count();
+        let failed = requests.iter().filter(|request| request.failed()).count();
         let slow = requests.iter().filter(|request| request.bad).count() - failed;
         Some(Story { user: crate::world::subject(*user), requests: requests.len(), failed, slow, shown })
     }
