@@ -24,6 +24,7 @@ mod policy_spreads;
 mod raises_only_add;
 mod requests_end;
 mod ring_is_pure;
+mod rollbacks_stand;
 mod safe_requests_succeed;
 mod sent_as_often_as_it_may;
 mod shares_follow_weights;
@@ -36,6 +37,8 @@ use lanemesh::{
     types::MemberState,
 };
 use serde::Serialize;
+
+pub use self::rollbacks_stand::Order;
 
 use crate::{
     queue::{SECOND, Time},
@@ -135,6 +138,7 @@ pub const ALL: &[(&str, &str)] = &[
     (drained_gets_nothing::NAME, drained_gets_nothing::DOC),
     (lane_keeps::NAME, lane_keeps::DOC),
     (env_never_crossed::NAME, env_never_crossed::DOC),
+    (rollbacks_stand::NAME, rollbacks_stand::DOC),
     (safe_requests_succeed::NAME, safe_requests_succeed::DOC),
     (policy_spreads::NAME, policy_spreads::DOC),
     (only_owners_words::NAME, only_owners_words::DOC),
@@ -181,6 +185,7 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(drained_gets_nothing::Check),
         Box::new(lane_keeps::Check::default()),
         Box::new(env_never_crossed::Check),
+        Box::new(rollbacks_stand::Check),
         Box::new(safe_requests_succeed::Check),
         Box::new(policy_spreads::Check::default()),
         Box::new(only_owners_words::Check),

@@ -196,7 +196,7 @@ function timeline() {
       let to = from + 1;
       while (states[to] === states[from]) to++;
       const width = x(Math.min(to * column, total)) - x(from * column);
-      chart.append(svg("rect", { class: "state", x: x(from * column).toFixed(1), y, width: width.toFixed(1), height: row > 4 ? row - 1 : row, fill: `var(${colors[states[from]]})` }));
+      chart.append(svg("rect", { class: "state", x: x(from * column).toFixed(1), y, width: width.toFixed(1), height: row > 8 ? row - 1 : row, fill: `var(${colors[states[from]]})` }));
       from = to;
     }
     if (at % each === 0) chart.append(svg("text", { x: LEFT - 8, y: y + Math.min(row, 14) / 2 + 5, "text-anchor": "end" }, data.names[at]));

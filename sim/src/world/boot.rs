@@ -233,6 +233,7 @@ impl World {
         if !self.hosts.iter().any(|host| host.is_member()) {
             // Nobody is left; what they held may be gone with their disks.
             self.stats.orders.clear();
+            self.stats.lineage.clear();
         }
         self.islands_changed();
     }

@@ -2,13 +2,14 @@
 
 use lanemesh::{
     lanes::PolicyChange,
-    types::{Lane, ServiceName},
+    types::{Lane, LanePolicy, PolicyVersion, ServiceName},
 };
 
 use super::{SETTLED, World, boot::new_gate};
 use crate::{
     app::Mood,
     host::{Disk, Off},
+    invariants::Order,
     pick::Pick,
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
     scenario::{Do, Step},
@@ -483,11 +484,18 @@ impl World {
         let entry = &mut self.hosts[*host as usize];
         let now = entry.now(self.now);
         let Some(node) = &mut entry.node else { return };
+        let base = node.catalog().policy(&service).map(|entry| entry.policy.version.clone());
         match node.set_policy(now, &service, &change) {
-            Ok(policy) => self.stats.orders.push((self.now, *host, policy)),
+            Ok(policy) => self.ordered(*host, policy, base, false),
             Err(error) => self.log.note(self.now, || format!("policy refused: {error}")),
         }
         self.drain(*host);
+    }
+
+    fn ordered(&mut self, by: u32, policy: LanePolicy, base: Option<PolicyVersion>, rollback: bool) {
+        let (service, version) = (policy.service.clone(), policy.version.clone());
+        self.stats.lineage.push(Order { service, version, base, rollback });
+        self.stats.orders.push((self.now, by, policy));
     }
 
     fn roll_back(&mut self, step: &Step, hosts: &[u32]) {
@@ -495,8 +503,9 @@ impl World {
         let entry = &mut self.hosts[*host as usize];
         let now = entry.now(self.now);
         let Some(node) = &mut entry.node else { return };
+        let base = node.catalog().policy(&service).map(|entry| entry.policy.version.clone());
         match node.rollback(now, &service, "the scenario says so") {
-            Ok(policy) => self.stats.orders.push((self.now, *host, policy)),
+            Ok(policy) => self.ordered(*host, policy, base, true),
             Err(error) => self.log.note(self.now, || format!("rollback refused: {error}")),
         }
         self.drain(*host);
