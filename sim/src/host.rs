@@ -11,6 +11,7 @@ use lanemesh::{
 
 use crate::{
     app::App,
+    cpu::Cpu,
     queue::{Event, Run, Time},
 };
 
@@ -115,6 +116,10 @@ pub struct Host {
     pub island_since: Time,
     /// Bytes and envelopes sent.
     pub sent: (u64, u64),
+    /// What its process has worked and not yet waited for.
+    pub cpu: Arc<Cpu>,
+    /// Until when it works on that.
+    pub busy_until: Time,
     /// Timers run in the present second, to notice a node that spins.
     pub wakes: (Time, u32),
 }

@@ -29,12 +29,14 @@ pub struct Quality {
     pub reorder: f64,
     /// See `reorder`.
     pub reorder_ms: f64,
+    /// Loss comes in bursts of this length: for each the whole link is lost or is not. 0: every packet by itself.
+    pub burst_ms: f64,
 }
 
 impl Default for Quality {
     /// A LAN without faults.
     fn default() -> Self {
-        Self { loss: 0.0, delay_ms: 0.5, jitter_ms: 1.5, duplicate: 0.0, reorder: 0.0, reorder_ms: 5.0 }
+        Self { loss: 0.0, delay_ms: 0.5, jitter_ms: 1.5, duplicate: 0.0, reorder: 0.0, reorder_ms: 5.0, burst_ms: 0.0 }
     }
 }
 
@@ -49,6 +51,7 @@ impl Quality {
             duplicate: either(self.duplicate, other.duplicate),
             reorder: either(self.reorder, other.reorder),
             reorder_ms: self.reorder_ms.max(other.reorder_ms),
+            burst_ms: self.burst_ms.max(other.burst_ms),
         }
     }
 }
@@ -74,6 +77,8 @@ pub struct Links {
     counts: FxHashMap<(u32, u32), u64>,
     /// Packets sent and lost.
     pub packets: (u64, u64),
+    /// The present moment, for losses that last.
+    pub now: Time,
 }
 
 impl Links {
@@ -85,6 +90,7 @@ impl Links {
             worse: FxHashMap::default(),
             cuts: Vec::new(),
             counts: FxHashMap::default(),
+            now: 0,
             packets: (0, 0),
         }
     }
@@ -145,13 +151,17 @@ impl Links {
 
     /// The next packet on this way.
     pub fn packet(&mut self, from: u32, to: u32) -> Fate {
+        self.packet_after(from, to, 0)
+    }
+
+    fn packet_after(&mut self, from: u32, to: u32, waited: Time) -> Fate {
         let mut chance = self.chance(from, to);
         self.packets.0 += 1;
         if from == to {
             return [Some(MILLI / 20), None];
         }
         let quality = self.quality(from, to);
-        if !self.open(from, to) || chance.hits(quality.loss) {
+        if !self.open(from, to) || self.is_lost(&mut chance, (from, to), quality, waited) {
             self.packets.1 += 1;
             return [None, None];
         }
@@ -165,12 +175,20 @@ impl Links {
         [Some(first), again.then(|| first + MILLI / 2)]
     }
 
+    fn is_lost(&self, chance: &mut Chance, (from, to): (u32, u32), quality: Quality, waited: Time) -> bool {
+        if quality.burst_ms <= 0.0 {
+            return chance.hits(quality.loss);
+        }
+        let slice = (self.now + waited) / (quality.burst_ms * MILLI as f64) as Time;
+        Chance::of(self.seed, &[BURST, u64::from(from) << 32 | u64::from(to), slice]).hits(quality.loss)
+    }
+
     /// How long until one packet of several tries arrives; `None` if none does within `limit`. A try follows another after
     /// `patience`, doubling.
     pub fn repeated(&mut self, from: u32, to: u32, patience: Time, limit: Time) -> Option<Time> {
         let (mut waited, mut patience) = (0, patience.max(1));
         while waited < limit {
-            if let Some(delay) = self.packet(from, to)[0] {
+            if let Some(delay) = self.packet_after(from, to, waited)[0] {
                 return Some(waited + delay).filter(|total| *total <= limit);
             }
             if !self.open(from, to) {
@@ -205,6 +223,7 @@ impl Links {
 }
 
 const LINK: u64 = 1;
+const BURST: u64 = 2;
 /// Bytes that go in one round trip.
 const FLIGHT: usize = 14_000;
 /// 100 MB a second.

@@ -1,7 +1,11 @@
 //! The event log: a hash over everything that happens, and lines for people who want to read it.
 
-use std::io::Write;
+use std::{
+    io::Write,
+    net::{IpAddr, SocketAddr},
+};
 
+use lanemesh::node::Input;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::queue::{Event, MILLI, SECOND, Time};
@@ -52,6 +56,13 @@ impl Log {
             Event::End(step) => (15, u64::from(*step), 0),
             Event::Part { step, part } => (16, pair(*step, *part), 0),
             Event::Sample => (17, 0, 0),
+            Event::Packet(packet) => {
+                let ports = u64::from(packet.from.port()) << 16 | u64::from(packet.to.port());
+                (18, xxh3_64(&packet.bytes), ip(packet.from) << 32 | ip(packet.to) ^ ports << 8)
+            }
+            Event::Due => (19, 0, 0),
+            Event::Free(run) => (20, pair(run.host, run.epoch), 0),
+            Event::Gone(run) => (21, pair(run.host, run.epoch), 0),
         };
         for part in parts {
             self.hash.update(&part.to_le_bytes());
@@ -66,9 +77,32 @@ impl Log {
                     let result = result.as_ref().map(|(by, bytes)| (by, bytes.len()));
                     format!("sync {token} of {} ended: {result:?}", to.host)
                 }
+                Event::Packet(packet) => {
+                    let what = if packet.refusal { "refusal" } else { "packet" };
+                    format!("{what} {} -> {} of {} bytes {:016x}", packet.from, packet.to, packet.bytes.len(), parts[2])
+                }
+                Event::Due => return,
                 other => format!("{other:?}"),
             };
             self.line(at, &line);
+        }
+    }
+
+    /// A node hears something from its endpoint (level 2). Its packets are in the hash already; this is for people.
+    pub fn input(&mut self, at: Time, host: u32, input: &Input) {
+        if self.everything {
+            let text = match input {
+                Input::Envelope { from, bytes, .. } => format!("envelope {from} -> {host} of {} bytes", bytes.len()),
+                Input::SyncRequest { from, bytes, .. } => {
+                    format!("sync asked of {host} by {from} with {} bytes", bytes.len())
+                }
+                Input::SyncEnded { token, result } => {
+                    let result = result.as_ref().map(|(by, bytes)| (by.as_str(), bytes.len()));
+                    format!("sync {token} of {host} ended: {result:?}")
+                }
+                other => format!("{host} {other:?}"),
+            };
+            self.line(at, &text);
         }
     }
 
@@ -89,6 +123,14 @@ impl Log {
     /// Hash of everything so far.
     pub fn hash(&self) -> u64 {
         self.hash.digest()
+    }
+}
+
+/// An address' last four bytes.
+fn ip(addr: SocketAddr) -> u64 {
+    match addr.ip() {
+        IpAddr::V4(ip) => u64::from(u32::from(ip)),
+        IpAddr::V6(ip) => u64::from(u128::from(ip) as u32),
     }
 }
 

@@ -13,7 +13,8 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use lanemesh_sim::{
-    invariants,
+    figures, invariants,
+    level2::Totals,
     library::LIBRARY,
     log::Log,
     play::{Options, play},
@@ -49,6 +50,9 @@ enum Verb {
         /// Another number of hosts than the scenario says.
         #[arg(long)]
         nodes: Option<u32>,
+        /// Another level than the scenario says: 1, or 2 for real QUIC and TLS between the nodes.
+        #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
+        level: Option<u8>,
         #[command(flatten)]
         show: Show,
     },
@@ -63,6 +67,9 @@ enum Verb {
         /// Virtual minutes of each run.
         #[arg(long, default_value_t = 5.0)]
         minutes: f64,
+        /// 1, or 2 for real QUIC and TLS between the nodes (20 to 50 of them).
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+        level: u8,
         /// Where histories that fail are written, for `replay` and `shrink`.
         #[arg(long, default_value = "sim-failures")]
         keep: PathBuf,
@@ -100,6 +107,23 @@ enum Verb {
     #[cfg(feature = "planted")]
     #[command(subcommand)]
     Plant(plant::Plant),
+    /// Measures what membership promises: goal beside what this build does.
+    Figures {
+        /// Which groups; all, when none is named.
+        names: Vec<String>,
+        /// Meshes of more nodes are left out.
+        #[arg(long, default_value_t = 100)]
+        most: u32,
+        /// Trials of each kind, or seeds.
+        #[arg(long, default_value_t = 10)]
+        trials: u32,
+        /// First seed.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Virtual node-hours of each calm run; from 100 on the partition of an hour is measured, too.
+        #[arg(long, default_value_t = 10.0)]
+        node_hours: f64,
+    },
     /// Names scenarios and invariants.
     List,
     /// Describes an invariant.
@@ -149,13 +173,16 @@ fn main() -> ExitCode {
 
 fn run(verb: Verb) -> anyhow::Result<bool> {
     match verb {
-        Verb::Run { scenario, seed, nodes, show } => {
+        Verb::Run { scenario, seed, nodes, level, show } => {
             let mut scenario = find(&scenario)?;
             scenario.mesh.nodes = nodes.unwrap_or(scenario.mesh.nodes);
+            scenario.level = level.unwrap_or(scenario.level);
             scenario.check()?;
             one(&scenario, seed, &show)
         }
-        Verb::Swarm { seeds, nodes, minutes, keep, json } => swarm(seeds, Size { nodes, minutes }, &keep, json),
+        Verb::Swarm { seeds, nodes, minutes, level, keep, json } => {
+            swarm(seeds, Size { nodes, minutes }, level, &keep, json)
+        }
         Verb::Draw { seed, nodes, minutes } => {
             let scenario = draw(seed, Size { nodes, minutes });
             print(format_args!("{}", history(&scenario, seed)?));
@@ -168,6 +195,9 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Shrink { file, runs } => shorten(&file, runs),
         #[cfg(feature = "planted")]
         Verb::Plant(plant) => plant::run(plant),
+        Verb::Figures { names, most, trials, seed, node_hours } => {
+            measure(&names, figures::Size { most, trials: trials.max(1), seed, node_hours })
+        }
         Verb::List => list(),
         Verb::Explain { invariant } => {
             let found = invariants::ALL.iter().find(|(name, _)| *name == invariant);
@@ -178,6 +208,26 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             Ok(true)
         }
     }
+}
+
+/// Prints each figure as it comes; whether all goals are met.
+fn measure(names: &[String], size: figures::Size) -> anyhow::Result<bool> {
+    if let Some(unknown) = names.iter().find(|name| !figures::CASES.iter().any(|case| case.name == **name)) {
+        let known: Vec<&str> = figures::CASES.iter().map(|case| case.name).collect();
+        bail!("there are no figures `{unknown}`; there are: {}", known.join(", "));
+    }
+    say!("up to {} nodes, {} trials, first seed {}", size.most, size.trials, size.seed);
+    let mut missed = 0;
+    for case in figures::CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| name == case.name)) {
+        say!("\n{}: {}", case.name, case.about);
+        (case.run)(size, &mut |figure| {
+            missed += u32::from(!figure.met);
+            let mark = if figure.met { "    " } else { "MISS" };
+            say!("  {mark} {:<62} goal {:<14} ours {}", figure.what, figure.goal, figure.ours);
+        });
+    }
+    say!("\n{missed} goals missed");
+    Ok(missed == 0)
 }
 
 fn list() -> anyhow::Result<bool> {
@@ -221,8 +271,9 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
     let mesh = &scenario.mesh;
     if !show.json {
         say!(
-            "scenario {} seed {seed}: {} nodes, {} seeds, {} services, {} requests/s a node, loss {} %, {} + {} s",
+            "scenario {} seed {seed} level {}: {} nodes, {} seeds, {} services, {} requests/s a node, loss {} %, {} + {} s",
             scenario.name,
+            scenario.level,
             mesh.nodes,
             mesh.seeds,
             mesh.services,
@@ -268,6 +319,17 @@ fn print_summary(summary: &Summary) {
         summary.reasons
     );
     say!("{} bytes a node and second; {events} events, hash {}", summary.bytes_per_node_second, summary.hash);
+    if let Some(network) = &summary.network {
+        let Totals { packets, dials, dials_failed, accepted, superseded, evicted, dropped, overflown, .. } = network;
+        say!(
+            "network: {packets} packets; {dials} dials, {dials_failed} in vain, {} of silent peers; {accepted} accepted, \
+             {superseded} superseded, {evicted} evicted, {} open; {} refused over certificates; {dropped} envelopes dropped, \
+             {overflown} packets overflown",
+            network.dials_of_silent,
+            network.connections,
+            network.handshakes_failed
+        );
+    }
     for violation in &summary.violations {
         say!(
             "VIOLATION {} ({} times, first at {:.3} s): {}",
@@ -282,14 +344,18 @@ fn print_summary(summary: &Summary) {
     }
 }
 
-fn swarm((first, last): (u64, u64), size: Size, keep: &Path, json: bool) -> anyhow::Result<bool> {
+fn swarm((first, last): (u64, u64), size: Size, level: u8, keep: &Path, json: bool) -> anyhow::Result<bool> {
     if !json {
-        say!("swarm of seeds {first}..{last}: up to {} nodes, {} virtual minutes each", size.nodes, size.minutes);
+        say!(
+            "swarm of seeds {first}..{last} at level {level}: up to {} nodes, {} virtual minutes each",
+            size.nodes,
+            size.minutes
+        );
     }
     let mut progress = Progress::new(true);
     let mut bad = 0;
     for seed in first..=last {
-        let scenario = draw(seed, size);
+        let scenario = Scenario { level, ..draw(seed, size) };
         progress.at((seed - first) as f64 / (last - first + 1) as f64, &format!("seed {seed}, {bad} bad"));
         let summary = play(&scenario, seed, Options::default());
         if json || !summary.violations.is_empty() {

@@ -75,6 +75,7 @@ fn summary(world: &World) -> Summary {
         moved: stats.moved,
         fell_back: stats.fell_back,
         bytes_per_node_second: (sent as f64 / seconds.max(1.0) / world.hosts.len() as f64).round(),
+        network: world.totals(),
         violations: world.findings.all().to_vec(),
     }
 }

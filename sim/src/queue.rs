@@ -5,6 +5,8 @@ use std::{cmp::Ordering, collections::BinaryHeap, net::SocketAddr};
 use bytes::Bytes;
 use lanemesh::{node::DialError, routing::Outcome};
 
+use crate::level2::socket::Packet;
+
 /// Nanoseconds of virtual time since the start.
 pub type Time = u64;
 /// One second.
@@ -63,6 +65,14 @@ pub enum Event {
     Part { step: u32, part: u32 },
     /// Invariants look at everything.
     Sample,
+    /// A packet arrives (level 2, as all that follow).
+    Packet(Box<Packet>),
+    /// Timers are looked at.
+    Due,
+    /// A process has done what it had to do.
+    Free(Run),
+    /// A run that said goodbye is gone.
+    Gone(Run),
 }
 
 struct Planned {

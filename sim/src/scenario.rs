@@ -22,6 +22,9 @@ pub struct Scenario {
     /// Cases of the case log that it plays.
     #[serde(default)]
     pub cases: Vec<String>,
+    /// 1: envelopes go from node to node; 2: real QUIC and TLS carry them. `run --level` plays it at another one.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub level: u8,
     /// Seconds during which faults may happen. Then all faults end.
     pub seconds: f64,
     /// Seconds after that, in which everything must become right again.
@@ -36,6 +39,14 @@ pub struct Scenario {
     /// What happens when.
     #[serde(default)]
     pub step: Vec<Step>,
+}
+
+fn one() -> u8 {
+    1
+}
+
+fn is_one(level: &u8) -> bool {
+    *level == 1
 }
 
 fn settle() -> f64 {
@@ -72,6 +83,12 @@ pub struct Mesh {
     pub tag_bytes: u32,
     /// Instances that host 0 announces beside its own.
     pub extra_instances: u32,
+    /// How slow every machine is: 1 as in `cpu`, 10 ten times as slow, 0 for work that takes no time.
+    pub cpu: f64,
+    /// Peer connections that a sidecar keeps open (level 2).
+    pub connections: u32,
+    /// Seconds of silence after which a connection is closed (level 2).
+    pub idle: f64,
     /// Every link.
     pub link: Quality,
 }
@@ -92,6 +109,9 @@ impl Default for Mesh {
             profile: Profile::Lan,
             tag_bytes: 0,
             extra_instances: 0,
+            cpu: 1.0,
+            connections: 256,
+            idle: 180.0,
             link: Quality::default(),
         }
     }
@@ -154,6 +174,8 @@ pub enum Do {
     Rollback,
     /// `count` hosts with names of their own come, live `value` seconds, and go (by `how`: crash or leave), one `every` seconds.
     Churn,
+    /// A sidecar of another mesh runs at the address of each of `nodes`, which have ended (level 2).
+    Squat,
     /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, or all of them.
     Lie,
 }
@@ -264,11 +286,22 @@ impl Scenario {
         if self.mesh.seeds == 0 || self.mesh.seeds > self.mesh.nodes {
             faults.push(format!("mesh.seeds is {}: at least 1, at most mesh.nodes", self.mesh.seeds));
         }
+        if self.mesh.foreign > 0 && self.level == 2 {
+            faults.push(
+                "mesh.foreign needs level 1: at level 2 `do = \"squat\"` starts a sidecar of another mesh".into(),
+            );
+        }
         if self.mesh.foreign + self.mesh.seeds > self.mesh.nodes {
             faults.push(format!("mesh.foreign is {}: the seeds are of this mesh", self.mesh.foreign));
         }
         if self.mesh.services == 0 || self.mesh.services > 26 {
             faults.push(format!("mesh.services is {}: 1 to 26", self.mesh.services));
+        }
+        if ![1, 2].contains(&self.level) {
+            faults.push(format!("level is {}: 1 or 2", self.level));
+        }
+        if self.mesh.connections == 0 || !(self.mesh.idle >= 1.0 && self.mesh.cpu >= 0.0) {
+            faults.push("mesh.connections and mesh.idle must be at least 1, mesh.cpu at least 0".into());
         }
         for name in self.allow.keys() {
             if !crate::invariants::names().contains(&name.as_str()) {
@@ -276,7 +309,7 @@ impl Scenario {
             }
         }
         for (at, step) in self.step.iter().enumerate() {
-            step.check(self.seconds).into_iter().for_each(|fault| faults.push(format!("step {}: {fault}", at + 1)));
+            step.check(self).into_iter().for_each(|fault| faults.push(format!("step {}: {fault}", at + 1)));
         }
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
     }
@@ -314,8 +347,11 @@ impl Step {
         text.trim_matches('"').to_owned()
     }
 
-    fn check(&self, seconds: f64) -> Vec<String> {
-        let mut faults = Vec::new();
+    fn check(&self, of: &Scenario) -> Vec<String> {
+        let (mut faults, seconds) = (Vec::new(), of.seconds);
+        if self.act.0 == Do::Squat && of.level != 2 {
+            faults.push("`do = Squat` needs `level = 2`: certificates decide there who is who".into());
+        }
         let (needs, may, hows) = fields(self.act.0);
         let given = self.given();
         for field in needs.iter().filter(|field| !given.contains(*field)) {
@@ -401,6 +437,7 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Policy => (&["service", "value"], &["nodes"], &[]),
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
+        Do::Squat => (&["nodes"], &["for"], &[]),
         Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service"]),
     }
 }

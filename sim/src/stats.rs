@@ -34,6 +34,8 @@ pub struct Stats {
     pub refused: u64,
     /// Bytes that some node could not read.
     pub malformed: u64,
+    /// Handshakes refused over certificates (level 2).
+    pub handshakes_refused: u64,
     /// Reports for people.
     pub reports: u64,
     /// Lies told.
@@ -112,6 +114,9 @@ pub struct Summary {
     pub fell_back: u64,
     /// Bytes a node sends a second, on average and syncs included.
     pub bytes_per_node_second: f64,
+    /// What is counted at level 2 only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<crate::level2::Totals>,
     /// Violations: invariant, times, first seen at, and what was seen.
     pub violations: Vec<crate::invariants::Violation>,
 }

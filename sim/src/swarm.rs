@@ -62,6 +62,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         name: format!("swarm-{seed}"),
         about: "drawn by `swarm`".into(),
         cases: Vec::new(),
+        level: 1,
         seconds,
         settle,
         mesh,
@@ -108,6 +109,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
                 duplicate: 0.02,
                 reorder: 0.1,
                 reorder_ms: 20.0,
+                ..Quality::default()
             };
             Step { nodes: word(&["random 1", "random 2", "third"], chance), link: Some(link), ..step }
         }
@@ -143,7 +145,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
         Do::Drift => Step { value: chance.pick(&[-200.0, -20.0, 20.0, 200.0]).copied(), ..step },
         Do::Drain => step,
         Do::Join => Step { t, act: Act(kind), count: Some(1 + chance.below(2) as u32), ..Step::default() },
-        Do::Start | Do::Churn => return None,
+        Do::Start | Do::Churn | Do::Squat => return None,
     })
 }
 

@@ -25,6 +25,11 @@ impl Register {
         said.insert((xxh3_64(key), xxh3_64(message)));
     }
 
+    /// A node honestly says something, whatever its real key.
+    pub fn said(&self, node: &NodeId, message: &[u8]) {
+        self.note(&key_of(node), message);
+    }
+
     /// Whether the holder of this node's key ever honestly said these bytes.
     pub fn was_said(&self, node: &NodeId, message: &[u8]) -> bool {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);

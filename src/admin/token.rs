@@ -55,8 +55,8 @@ pub enum TokenError {
         /// Its permission bits.
         mode: u32,
     },
-    /// Not a token.
-    #[error("`{0}` does not hold a token (64 hex digits). Remove it: a new one is made at the next start")]
+    /// Not a token, although it was just made.
+    #[error("`{0}` does not hold a token (64 hex digits): is another process writing it?")]
     Malformed(PathBuf),
     /// The operating system gave no random bytes.
     #[error("the operating system gave no random bytes for the write token")]
@@ -88,7 +88,15 @@ impl fmt::Debug for Token {
 /// Blocking; called once, at start. The data directory is made (mode 0700) when it does not exist.
 pub fn load_or_create(data_dir: &Path) -> Result<Token, TokenError> {
     let path = data_dir.join(FILE_NAME);
-    match read(&path)? {
+    let held = match read(&path) {
+        // A cut or empty file, after a power failure say: nobody holds what it should have held.
+        Err(fault @ TokenError::Malformed(_)) => {
+            tracing::warn!("{fault}. A new one is made");
+            None
+        }
+        other => other?,
+    };
+    match held {
         Some(text) => Token::new(&text),
         None => {
             create(data_dir, &path)?;
@@ -186,13 +194,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused() {
+    fn what_is_no_token_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE_NAME);
         for content in ["", "short", &"g".repeat(64), &"a".repeat(65)] {
             write(&path, content).unwrap();
             set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-            assert!(matches!(load_or_create(dir.path()), Err(TokenError::Malformed(_))), "{content}");
+            load_or_create(dir.path()).unwrap();
+            let made = read_to_string(&path).unwrap();
+            assert!(made.trim_end().len() == 64 && made.trim_end() != content, "{content}: {made}");
         }
     }
 

@@ -48,7 +48,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Order<T> {
 }
 
 fn too_large() -> Problem {
-    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("orders have at most {MAX_BODY} bytes"))
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("an order to a sidecar has at most {MAX_BODY} bytes"))
         .cure("an instance record carries 8 KiB, its tags included")
 }
 

@@ -7,12 +7,12 @@ use tokio::sync::oneshot;
 use super::{
     CommandError, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo,
     handle::Ask,
-    run::{Agent, Watch},
+    run::{Agent, LocalInstance, Watch},
 };
 use crate::{
     config::{Check, parse_check},
     lanes::{CompiledPolicy, Entry},
-    node::{InstanceSpec, OrderError},
+    node::{InstanceSpec, Node, OrderError},
     types::{InstanceRecord, Lane, MemberState, ServiceName},
 };
 
@@ -46,6 +46,7 @@ impl Agent {
                 drop(back.send(self.node.change_instance(now, &id, change).map_err(Into::into)));
             }
             Ask::Register(new, back) => drop(back.send(self.register(new))),
+            Ask::Announce(instance, back) => drop(back.send(self.announce(instance))),
             Ask::Deregister(id, back) => {
                 let done = self.node.withdraw(now, &id);
                 if done.is_ok() {
@@ -62,10 +63,12 @@ impl Agent {
                 self.answer_when_written(done.map_err(Into::into), back);
             }
             Ask::SetPolicy(service, change, back) => {
-                drop(back.send(self.node.set_policy(now, &service, &change).map_err(Into::into)));
+                let set = |node: &mut Node| node.set_policy(now, &service, &change).map_err(Into::into);
+                drop(back.send(self.sensible(&service, &change).and_then(|()| set(&mut self.node))));
             }
             Ask::Rollback(service, reason, back) => {
-                drop(back.send(self.node.rollback(now, &service, &reason).map_err(Into::into)));
+                let roll = |node: &mut Node| node.rollback(now, &service, &reason).map_err(Into::into);
+                drop(back.send(self.known_service(&service).and_then(|()| roll(&mut self.node))));
             }
             Ask::Health(id, health) => self.node.set_health(now, &id, health),
             Ask::Shutdown => self.drain_for_shutdown(),
@@ -81,6 +84,10 @@ impl Agent {
     }
 
     fn register(&mut self, new: NewInstance) -> Result<InstanceRecord, CommandError> {
+        if let Some(other) = self.other_owner(&new.id) {
+            let text = format!("node `{other}` announces an instance `{}`: give this one an id of its own", new.id);
+            return Err(CommandError::Refused(text));
+        }
         let check = match new.check.as_deref() {
             None => Check::default(),
             Some(text) => {
@@ -103,6 +110,13 @@ impl Agent {
             tags: new.tags,
             capacity: new.capacity,
         };
+        self.announce(LocalInstance { spec, check })
+    }
+
+    pub(super) fn announce(
+        &mut self,
+        LocalInstance { spec, check }: LocalInstance,
+    ) -> Result<InstanceRecord, CommandError> {
         let record = self.node.announce(self.now(), spec)?;
         let (id, host, port) = (record.id.clone(), record.host.clone(), record.port);
         self.watch(Watch::Start { id, host, port, check });

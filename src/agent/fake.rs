@@ -172,6 +172,10 @@ impl Fake {
                 }
                 drop(back.send(answer));
             }
+            Ask::Announce(instance, back) => {
+                told.note(format!("announce {}", instance.spec.id));
+                drop(back.send(Err(CommandError::Unavailable)));
+            }
             Ask::Deregister(id, back) => {
                 told.note(format!("deregister {id}"));
                 let found = self.own(&id).map(|_| ());

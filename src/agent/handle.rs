@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
+use super::LocalInstance;
 use crate::{
     lanes::PolicyChange,
     node::InstanceChange,
@@ -160,6 +161,7 @@ pub(super) enum Ask {
     Policies(oneshot::Sender<Vec<PolicyInfo>>),
     SetInstance(InstanceId, InstanceChange, oneshot::Sender<Result<InstanceRecord, CommandError>>),
     Register(NewInstance, oneshot::Sender<Result<InstanceRecord, CommandError>>),
+    Announce(LocalInstance, oneshot::Sender<Result<InstanceRecord, CommandError>>),
     Deregister(InstanceId, oneshot::Sender<Result<(), CommandError>>),
     Drain {
         ids: Vec<InstanceId>,
@@ -233,6 +235,12 @@ impl Handle {
     /// Announces a further instance.
     pub async fn register(&self, new: NewInstance) -> Result<InstanceRecord, CommandError> {
         ask!(self, |back| Ask::Register(new, back))?
+    }
+
+    /// Announces an instance of the configuration, or what has changed of it. Its operator's drain stands; its health is
+    /// checked anew.
+    pub async fn announce(&self, instance: LocalInstance) -> Result<InstanceRecord, CommandError> {
+        ask!(self, |back| Ask::Announce(instance, back))?
     }
 
     /// Withdraws an instance of this sidecar.

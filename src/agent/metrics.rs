@@ -1,6 +1,6 @@
 //! Metrics of the mesh side: members, records, gossip, sync, snapshots, connections.
 
-use std::time::Duration;
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -8,8 +8,8 @@ use prometheus_client::{
 };
 
 use crate::{
-    net::Net,
-    node::{Counters, Event, Node},
+    net::{Net, NetStats},
+    node::{Counters, Event, Node, Now},
     routing::Snapshot,
     telemetry::Metrics,
     types::MemberState,
@@ -20,6 +20,16 @@ struct State {
     state: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Direction {
+    direction: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
 /// Counts and gauges of one agent.
 #[derive(Debug)]
 pub struct MeshMetrics {
@@ -28,7 +38,10 @@ pub struct MeshMetrics {
     health: Gauge,
     backlog: Gauge,
     connections: Gauge,
+    silence: Gauge<f64, AtomicU64>,
+    clock_ahead: Gauge<f64, AtomicU64>,
     snapshot: Gauge,
+    snapshot_age: Gauge<f64, AtomicU64>,
     moved: Gauge,
     build_micros: Gauge,
     build_faults: Counter,
@@ -37,6 +50,11 @@ pub struct MeshMetrics {
     malformed: Counter,
     name_claims: Counter,
     handshakes_failed: Counter,
+    dials: Counter,
+    dials_failed: Counter,
+    evicted: Counter,
+    bytes: Family<Direction, Counter>,
+    dropped: Family<Reason, Counter>,
     syncs_opened: Counter,
     syncs_answered: Counter,
     publications: Counter,
@@ -50,11 +68,33 @@ impl MeshMetrics {
         metrics.register("members", "Members by state as this node sees them", members.clone());
         let changes = Family::<State, Counter>::default();
         metrics.register("member_changes", "Changes of members' states, by the new state", changes.clone());
+        let bytes = Family::<Direction, Counter>::default();
+        metrics.register("gossip_bytes", "Bytes of envelopes and syncs, QUIC's own left out", bytes.clone());
+        let dropped = Family::<Reason, Counter>::default();
+        let help =
+            "Envelopes dropped: queue_full, unreachable or stream on the way out, inbox_full on the way in, too_large";
+        metrics.register("gossip_dropped", help, dropped.clone());
+        let snapshot_age = Gauge::<f64, AtomicU64>::default();
+        let help = "Age of the routing snapshot in force; old is well while nothing changes";
+        metrics.register("snapshot_age_seconds", help, snapshot_age.clone());
+        let [silence, clock_ahead] = [(); 2].map(|()| Gauge::<f64, AtomicU64>::default());
+        let help = "Time since any peer was heard of; 0 while none is known. A view that nobody refreshes is old";
+        metrics.register("peer_silence_seconds", help, silence.clone());
+        let help = "How far this node's clock is ahead of the middle of its peers' (negative: behind)";
+        metrics.register("clock_ahead_seconds", help, clock_ahead.clone());
         let gauge = |name, help| metrics.register_gauge(name, help);
         let counter = |name, help| metrics.register_counter(name, help);
         Self {
             members,
             changes,
+            bytes,
+            dropped,
+            snapshot_age,
+            silence,
+            clock_ahead,
+            dials: counter("peer_dials", "Connections to peers begun"),
+            dials_failed: counter("peer_dials_failed", "Dials that led to no connection"),
+            evicted: counter("peer_connections_evicted", "Connections closed to keep the pool within its limit"),
             instances: gauge("instances", "Instance records held, withdrawn ones left out"),
             policies: gauge("policies", "Lane policies held"),
             health: gauge("health_score", "Local health score: 0 is well, higher waits longer before it accuses"),
@@ -86,21 +126,17 @@ impl MeshMetrics {
             Event::Member { state, .. } => {
                 self.changes.get_or_create(&State { state: word(*state) }).inc();
             }
-            Event::Refused { .. } => {
-                self.refused.inc();
-            }
-            Event::Malformed { .. } => {
-                self.malformed.inc();
-            }
             Event::NameClaimed { .. } => {
                 self.name_claims.inc();
             }
+            // These are told once a minute; what is counted is in the node's own counters.
+            Event::Refused { .. } | Event::Malformed { .. } => {}
             Event::Joined { .. } | Event::NameTaken { .. } | Event::Report(_) => {}
         }
     }
 
     /// Takes the present numbers; called about once a second.
-    pub fn observe(&self, node: &Node, net: &Net) {
+    pub fn observe(&self, now: Now, node: &Node, net: &Net) {
         let mut by_state =
             [MemberState::Alive, MemberState::Doubtful, MemberState::Down, MemberState::Left].map(|s| (s, 0));
         for (id, entry) in node.catalog().members() {
@@ -117,14 +153,45 @@ impl MeshMetrics {
         let held = node.catalog().instances().filter(|entry| !entry.record.removed).count();
         self.instances.set(held as i64);
         self.policies.set(node.catalog().policies().count() as i64);
+        let silence = node.membership().last_heard().map(|heard| now.mono.since(heard));
+        self.silence.set(silence.unwrap_or_default().as_secs_f64());
+        self.clock_ahead.set(node.clock_ahead(now).unwrap_or(0) as f64 / 1000.0);
         self.health.set(i64::from(node.membership().health_score()));
         self.backlog.set(node.gossip_backlog() as i64);
         self.connections.set(net.connections() as i64);
-        let Counters { syncs_opened, syncs_answered, publications, .. } = node.counters();
-        raise(&self.handshakes_failed, net.stats().handshakes_failed.get());
+        let Counters { syncs_opened, syncs_answered, publications, statements_refused, malformed, .. } =
+            node.counters();
+        raise(&self.refused, statements_refused);
+        raise(&self.malformed, malformed);
+        self.observe_net(net.stats());
         raise(&self.syncs_opened, syncs_opened);
         raise(&self.syncs_answered, syncs_answered);
         raise(&self.publications, publications);
+    }
+
+    fn observe_net(&self, stats: &NetStats) {
+        raise(&self.handshakes_failed, stats.handshakes_failed.get());
+        raise(&self.dials, stats.dials.get());
+        raise(&self.dials_failed, stats.dials_failed.get());
+        raise(&self.evicted, stats.evicted.get());
+        for (direction, total) in [("in", &stats.bytes_in), ("out", &stats.bytes_out)] {
+            raise(&self.bytes.get_or_create(&Direction { direction }), total.get());
+        }
+        for (reason, total) in [
+            ("queue_full", &stats.dropped_queue_full),
+            ("unreachable", &stats.dropped_unreachable),
+            ("stream", &stats.dropped_stream),
+            ("inbox_full", &stats.dropped_inbox_full),
+            ("too_large", &stats.dropped_too_large),
+        ] {
+            raise(&self.dropped.get_or_create(&Reason { reason }), total.get());
+        }
+    }
+
+    /// The metrics are about to be read: how old the routing snapshot in force is. Not by the agent's own beat, so that it
+    /// is true also when the agent stands still.
+    pub fn snapshot_age(&self, age: Duration) {
+        self.snapshot_age.set(age.as_secs_f64());
     }
 
     /// A snapshot was built.

@@ -4,10 +4,12 @@
 //! disk or a ring. Rings are built by a thread of their own; the state file is written by another.
 
 mod answers;
+mod checks;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;
 mod metrics;
+mod post;
 mod run;
 mod seeds;
 mod state;
@@ -15,6 +17,7 @@ mod views;
 
 pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo};
 pub use metrics::MeshMetrics;
+pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};
 pub use state::{StateDir, StateError};
 

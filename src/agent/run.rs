@@ -1,28 +1,31 @@
 //! The loop.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
-use tokio::sync::{mpsc, oneshot};
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeInfo, StateDir,
     handle::{Ask, Handle},
     metrics::MeshMetrics,
+    post::{self, ForPeople, ForShell},
     seeds, views,
 };
 use crate::{
     config::Check,
-    net::{Net, NetEvent, NetFault},
-    node::{DialError, Event, Input, InstanceSpec, Node, Now, Output, SHUTDOWN},
+    net::{Net, NetEvent},
+    node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN},
     ready::{Blocker, Ready},
     routing::{Locality, Snapshot},
     telemetry::Clock,
-    types::{InstanceId, Mono},
+    types::{InstanceId, Mono, NodeId},
 };
 
 /// Questions waiting for the agent.
@@ -37,7 +40,7 @@ const OBSERVE_SOON: Duration = Duration::from_millis(50);
 const GOODBYE: Duration = Duration::from_millis(1000);
 
 /// An instance that this sidecar announces from the start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LocalInstance {
     /// What is announced.
     pub spec: InstanceSpec,
@@ -114,6 +117,11 @@ pub struct Agent {
     pub(super) ready: Arc<Ready>,
     pub(super) host: String,
     pub(super) state: StateDir,
+    /// Own instances whose id another living member announces as well, as last said.
+    pub(super) twins: BTreeMap<InstanceId, NodeId>,
+    /// The highest generation that the writer has been given; told when it is on disk.
+    written: watch::Sender<u64>,
+    writing: u64,
     builder: views::Builder,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
@@ -147,6 +155,9 @@ impl Agent {
             ready: config.ready,
             host: config.host,
             state: config.state,
+            twins: BTreeMap::new(),
+            written: watch::Sender::new(0),
+            writing: 0,
             builder,
             metrics: config.metrics,
             leaving: None,
@@ -154,7 +165,7 @@ impl Agent {
             observe_at: Mono::ZERO,
             seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
-        agent.announce(config.instances);
+        agent.announce_all(config.instances);
         tokio::spawn(async move {
             let how = agent.run(inbox, config.events, seeds).await;
             // Nobody waits for the end any more when the whole process is being torn down.
@@ -163,13 +174,11 @@ impl Agent {
         (Handle { asks, snapshot }, ended)
     }
 
-    fn announce(&mut self, instances: Vec<LocalInstance>) {
-        let now = self.now();
-        for LocalInstance { spec, check } in instances {
-            let (id, host, port) = (spec.id.clone(), spec.host.clone(), spec.port);
-            match self.node.announce(now, spec) {
-                Ok(_) => self.watch(Watch::Start { id, host, port, check }),
-                Err(error) => tracing::error!(instance = %id, "not announced: {error}"),
+    fn announce_all(&mut self, instances: Vec<LocalInstance>) {
+        for instance in instances {
+            let id = instance.spec.id.clone();
+            if let Err(error) = self.announce(instance) {
+                tracing::error!(instance = %id, "not announced: {error}");
             }
         }
     }
@@ -180,6 +189,7 @@ impl Agent {
         mut events: mpsc::Receiver<NetEvent>,
         mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
     ) -> Ended {
+        let mut written = self.written.subscribe();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -191,6 +201,10 @@ impl Agent {
             tokio::select! {
                 biased;
                 Some(event) = events.recv() => self.net_event(event),
+                Ok(()) = written.changed() => {
+                    let generation = *written.borrow_and_update();
+                    self.feed(Input::Persisted { generation });
+                }
                 Some(ask) = inbox.recv() => self.answer(ask),
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
@@ -229,45 +243,54 @@ impl Agent {
     }
 
     fn net_event(&mut self, event: NetEvent) {
-        match event {
-            NetEvent::Envelope { from, addr, bytes } => self.feed(Input::Envelope { from, addr, bytes }),
-            NetEvent::SyncRequest { id, from, addr, bytes } => self.feed(Input::SyncRequest { id, from, addr, bytes }),
-            NetEvent::SyncReply { token, result } => {
-                let result = result.map_err(dial_error);
-                self.feed(Input::SyncEnded { token, result });
-            }
-            NetEvent::Refused { token } => self.feed(Input::Refused { token }),
-            NetEvent::NameClaimed { addr } => self.event(Event::NameClaimed { addr }),
-            NetEvent::HandshakeRefused { addr, reason } => tracing::warn!(%addr, "handshake refused: {reason}"),
+        match post::input(event) {
+            Ok(input) => self.feed(input),
+            Err(ForPeople::NameClaimed { addr }) => self.event(Event::NameClaimed { addr }),
+            Err(ForPeople::HandshakeRefused { addr, reason }) => tracing::warn!(%addr, "handshake refused: {reason}"),
         }
     }
 
     /// Carries out what the node wants.
     pub(super) fn carry_out(&mut self) {
         while let Some(output) = self.node.poll_output() {
-            match output {
-                Output::Send { to, addr, bytes } => self.net.send(&to, addr, bytes),
-                Output::OpenSync { token, node, addr, request } => {
-                    self.net.open_sync(token, node.as_ref(), addr, request)
+            match post::carry(&self.net, output) {
+                Some(ForShell::Publish(table)) => {
+                    self.builder.build(table);
+                    self.warn_of_twins();
                 }
-                Output::SyncReply { id, bytes } => self.net.reply(id, bytes),
-                Output::UdpProbe { token, addr } => self.net.udp_probe(token, addr),
-                Output::Retire(node) => self.net.retire(&node),
-                Output::Publish(table) => self.builder.build(table),
-                Output::Persist(bytes) => self.state.write(bytes),
-                Output::Event(event) => self.event(event),
+                Some(ForShell::Persist { generation, bytes }) => self.persist(generation, bytes),
+                Some(ForShell::Event(event)) => self.event(event),
+                None => {}
             }
         }
         let now = self.clock.mono();
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
-            self.metrics.observe(&self.node, &self.net);
+            self.metrics.observe(self.now(), &self.node, &self.net);
+        }
+    }
+
+    /// A generation is used only when it is on disk; of later writes nobody waits for the end.
+    fn persist(&mut self, generation: u64, bytes: Bytes) {
+        self.state.write(bytes);
+        if generation > self.writing {
+            self.writing = generation;
+            let written = self.written.clone();
+            self.state.when_written(move || {
+                written.send_replace(generation);
+            });
         }
     }
 
     fn event(&mut self, event: Event) {
         self.metrics.count(&event);
         match event {
+            Event::Joined { peers: 0, generation } => {
+                tracing::info!(
+                    generation,
+                    "takes part; nobody of the mesh has answered so far, seeds are asked again and again"
+                );
+            }
             Event::Joined { peers, generation } => tracing::info!(peers, generation, "joined the mesh"),
             Event::Member { node, state } => {
                 tracing::info!(%node, ?state, "member");
@@ -281,8 +304,10 @@ impl Agent {
             Event::NameClaimed { addr } => {
                 tracing::error!(%addr, "another process claims this node's name, and was refused: give it a certificate of its own");
             }
-            Event::Refused { from, signer, reason } => tracing::warn!(%from, %signer, "not believed: {reason}"),
-            Event::Malformed { from, reason } => tracing::warn!(%from, "unreadable: {reason}"),
+            Event::Refused { from, signer, reason, times } => {
+                tracing::warn!(%from, %signer, times, "not believed: {reason}");
+            }
+            Event::Malformed { from, reason, times } => tracing::warn!(%from, times, "unreadable: {reason}"),
             Event::Report(text) => tracing::warn!("{text}"),
         }
     }
@@ -317,13 +342,5 @@ impl Agent {
     pub(super) fn drain_for_shutdown(&mut self) {
         // Nothing to drain is fine: this sidecar announces nothing.
         let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
-    }
-}
-
-fn dial_error(fault: NetFault) -> DialError {
-    match fault {
-        NetFault::Itself(_) => DialError::Itself,
-        NetFault::OwnName { .. } => DialError::OwnName,
-        other => DialError::Other(other.to_string()),
     }
 }

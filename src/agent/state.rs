@@ -180,7 +180,9 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = fs::File::options().create(true).write(true).truncate(true).mode(0o600).open(&fresh)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(&fresh, path)
+    fs::rename(&fresh, path)?;
+    // The new name is on disk only with its directory.
+    path.parent().map_or(Ok(()), |dir| fs::File::open(dir)?.sync_all())
 }
 
 #[cfg(test)]

@@ -65,6 +65,7 @@ mod tests {
             advertise: advertise.map(|addr| addr.parse().unwrap()),
             seeds: seeds.iter().map(|seed| (*seed).to_owned()).collect(),
             profile: Profile::Lan,
+            coalesce: std::time::Duration::from_millis(300),
         }
     }
 

@@ -1,6 +1,6 @@
 //! All parts of one sidecar, wired.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -10,14 +10,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::advertise;
+use super::{advertise, identity, removal};
 use crate::{
     admin::{self, AdminState},
     agent::{Agent, AgentConfig, Ended, Handle, LocalInstance, MeshMetrics, NodeInfo, StateDir, Watch},
-    config::{self, Config, Profile},
+    config::{self, Config},
     net::{self, Net, NetConfig},
-    node::{InstanceSpec, MembershipConfig, Node, NodeConfig, Now},
-    pki::Identity,
+    node::{InstanceSpec, Node, NodeConfig, Now},
     probe,
     proxy::{self, ProxyConfig},
     ready::Ready,
@@ -26,9 +25,6 @@ use crate::{
     types::{InstanceId, NodeId},
 };
 
-/// How long changes after a publication are collected. A change that comes right behind another must still be in every
-/// snapshot within 400 ms, with spreading and building.
-const COALESCE: Duration = Duration::from_millis(300);
 /// Events from the network waiting for the agent.
 const EVENTS: usize = 1024;
 /// Data-path threads when none are asked for: one per core, at most two; a sidecar shares its host.
@@ -40,7 +36,11 @@ pub struct Sidecar {
     pub handle: Handle,
     pub(super) proxy: Option<proxy::Running>,
     pub(super) net: Net,
-    pub(super) shutdown: config::Shutdown,
+    /// The configuration in force.
+    pub(super) config: Config,
+    pub(super) node: NodeId,
+    /// Where instances are reached that name no host of their own.
+    pub(super) host: String,
     pub(super) ready: Arc<Ready>,
     ended: Option<oneshot::Receiver<Ended>>,
     stop_admin: CancellationToken,
@@ -54,8 +54,11 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     }
     raise_file_limit();
     let clock = Clock::start();
-    let identity = Arc::new(Identity::load(&config.identity.certificate, &config.identity.key, &config.identity.ca)?);
-    let node_id = same_names(&config, &identity)?;
+    let identity = Arc::new(identity::load(&config)?);
+    for warning in identity::warnings(&config, &identity) {
+        tracing::warn!("{warning}");
+    }
+    let node_id = identity::node(&identity);
     let state = StateDir::open(&config.data_dir)?;
     let stored = state.load();
     let token = Arc::new(admin::token::load_or_create(&config.data_dir)?);
@@ -73,17 +76,16 @@ pub async fn start(config: Config) -> Result<Sidecar> {
 
     let metrics = Arc::new(Metrics::new());
     let mesh_metrics = Arc::new(MeshMetrics::register(&metrics));
+    let help = "When this sidecar's certificate ends, in seconds since 1970; then every peer refuses it";
+    let expiry = metrics.register_gauge("certificate_expiry_timestamp_seconds", help);
+    expiry.set(i64::try_from(identity.facts().not_after.0 / 1000).unwrap_or(i64::MAX));
     let ready = Arc::new(Ready::default());
-    let membership = match config.gossip.profile {
-        Profile::Lan => MembershipConfig::lan(),
-        Profile::Wan => MembershipConfig::wan(),
-    };
     let node_config = NodeConfig {
         node: node_id.clone(),
         addr: gossip,
         program: env!("CARGO_PKG_VERSION").to_owned(),
-        membership,
-        coalesce: COALESCE,
+        membership: removal::membership(config.gossip.profile),
+        coalesce: config.gossip.coalesce,
         seed: u64::from_le_bytes(random()?),
     };
     let now = Now { mono: clock.mono(), wall: clock.wall() };
@@ -106,8 +108,8 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         instances,
         watch,
         info: info.clone(),
-        host,
-        metrics: mesh_metrics,
+        host: host.clone(),
+        metrics: mesh_metrics.clone(),
         ready: ready.clone(),
     });
     check_applications(watches, handle.clone());
@@ -148,14 +150,19 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         node = %fixed.node, mesh = %fixed.mesh, gossip = %gossip, proxy = %fixed.proxy, admin = %admin_addr,
         "lanemesh {} runs", fixed.version
     );
+    tracing::info!("at worst until an instance gets no new request: {}", removal::in_words(&config));
     // Set once, here.
     let _ = info.set(fixed);
 
     let stop_admin = CancellationToken::new();
+    let snapshots = handle.snapshots();
     let asked = ready.clone();
     let admin_state = AdminState {
         handle: handle.clone(),
-        metrics: Arc::new(move || metrics.encode()),
+        metrics: Arc::new(move || {
+            mesh_metrics.snapshot_age(clock.mono().since(snapshots.load().published));
+            metrics.encode()
+        }),
         ready: Arc::new(move || asked.waiting_for()),
         token,
         clock: Arc::new(move || clock.mono()),
@@ -163,7 +170,8 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     };
     tokio::spawn(serve_admin(admin_listener, admin_state, stop_admin.clone()));
     let ended = Some(ended);
-    Ok(Sidecar { handle, proxy: Some(proxy), net, shutdown: config.shutdown, ready, ended, stop_admin, run_file })
+    let (proxy, node) = (Some(proxy), identity::node(&identity));
+    Ok(Sidecar { handle, proxy, net, config, node, host, ready, ended, stop_admin, run_file })
 }
 
 impl Sidecar {
@@ -195,27 +203,7 @@ impl Sidecar {
     }
 }
 
-/// The certificate decides; the configuration may only agree.
-fn same_names(config: &Config, identity: &Identity) -> Result<NodeId> {
-    let facts = identity.facts();
-    if let Some(node) = config.node.as_ref().filter(|node| **node != facts.node) {
-        bail!(
-            "node = \"{node}\", but certificate {} names node `{}`: change one of them",
-            config.identity.certificate.display(),
-            facts.node
-        );
-    }
-    if let Some(mesh) = config.mesh.as_ref().filter(|mesh| **mesh != facts.mesh) {
-        bail!(
-            "mesh = \"{mesh}\", but certificate {} is for mesh `{}`: change one of them",
-            config.identity.certificate.display(),
-            facts.mesh
-        );
-    }
-    Ok(facts.node.clone())
-}
-
-fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {
+pub(super) fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {
     let local = |(at, instance): (usize, &config::Instance)| {
         let id = match (&instance.id, at) {
             (Some(id), _) => id.clone(),

@@ -5,6 +5,9 @@
 
 mod advertise;
 mod compose;
+mod identity;
+mod reload;
+mod removal;
 mod shutdown;
 
 use std::process::ExitCode;
@@ -12,21 +15,30 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 pub use compose::{Sidecar, start};
+pub use identity::{CertificateCheck, check_certificates};
+pub use removal::{MEMBERS, WorstCase, worst_removal};
 
+use self::shutdown::Told;
 use crate::{agent::Ended, config::Config};
 
-/// Runs a sidecar until it is told to end, or must. Exit code 0 after an orderly end, 4 when its name is taken.
-pub async fn run(config: Config) -> Result<ExitCode> {
+/// Runs a sidecar until it is told to end, or must. Exit code 0 after an orderly end, 4 when its name is taken. At SIGHUP
+/// `read` is asked for the configuration again; its error names every fault.
+pub async fn run(config: Config, read: impl Fn() -> Result<Config, String>) -> Result<ExitCode> {
     crate::telemetry::init_logging(&config.log_filter, config.log_format)?;
     let mut signals = shutdown::Signals::new()?;
     let mut sidecar = start(config).await?;
-    let why = tokio::select! {
-        why = signals.next() => {
-            tracing::info!("{why}: out of rotation, then goodbye");
-            sidecar.shut_down(&mut signals).await;
-            Ended::Left
+    let why = loop {
+        tokio::select! {
+            told = signals.next() => match told {
+                Told::Reload => sidecar.reload(&read).await,
+                Told::End(signal) => {
+                    tracing::info!("{signal}: out of rotation, then goodbye");
+                    sidecar.shut_down(&mut signals).await;
+                    break Ended::Left;
+                }
+            },
+            ended = sidecar.ended() => break ended,
         }
-        ended = sidecar.ended() => ended,
     };
     sidecar.close().await;
     Ok(match why {

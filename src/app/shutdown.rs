@@ -16,22 +16,43 @@ const QUIET: Duration = Duration::from_millis(1000);
 /// Between looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// SIGTERM and SIGINT.
+/// What to do next.
+pub(super) enum Told {
+    /// End; with the signal's name.
+    End(&'static str),
+    /// The configuration may have changed.
+    Reload,
+}
+
+/// SIGTERM, SIGINT and SIGHUP.
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
     pub fn new() -> Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let [terminate, interrupt, hangup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Self { terminate: terminate?, interrupt: interrupt?, hangup: hangup? })
     }
 
-    /// The next one's name.
-    pub async fn next(&mut self) -> &'static str {
+    /// The next one that ends the process.
+    pub async fn end(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> Told {
+        let Self { terminate, interrupt, hangup } = self;
+        tokio::select! {
+            _ = terminate.recv() => Told::End("SIGTERM"),
+            _ = interrupt.recv() => Told::End("SIGINT"),
+            _ = hangup.recv() => Told::Reload,
         }
     }
 }
@@ -44,7 +65,7 @@ impl Sidecar {
         let _ = self.handle.shutting_down().await;
         tokio::select! {
             () = self.served_out() => {}
-            name = signals.next() => tracing::warn!("{name} again: ending at once"),
+            name = signals.end() => tracing::warn!("{name} again: ending at once"),
         }
         if self.handle.leave().await.is_err() {
             tracing::debug!("the agent had ended before");
@@ -53,8 +74,8 @@ impl Sidecar {
 
     /// Waits until the drain has spread and the data path is quiet, inside the limit.
     async fn served_out(&self) {
-        let limit = Instant::now() + self.shutdown.limit;
-        tokio::time::sleep(self.shutdown.spread).await;
+        let limit = Instant::now() + self.config.shutdown.limit;
+        tokio::time::sleep(self.config.shutdown.spread).await;
         let Some(proxy) = &self.proxy else { return };
         proxy.drain();
         let (mut seen, mut quiet_since) = (proxy.requests(), Instant::now());

@@ -58,6 +58,19 @@ pub enum Refusal {
     Content(String),
 }
 
+impl Refusal {
+    /// The kind of fault, for complaints and counts.
+    pub const fn class(&self) -> &'static str {
+        match self {
+            Self::Body(_) => "body",
+            Self::NotTheOwner { .. } => "owner",
+            Self::Certificate(..) => "certificate",
+            Self::Signature(_) => "signature",
+            Self::Content(_) => "content",
+        }
+    }
+}
+
 impl Catalog {
     /// Merges a statement that came from the network, from disk, or from this node itself.
     pub fn merge(&mut self, statement: &Statement, trust: &dyn Trust, now: Wall) -> Merge {

@@ -45,7 +45,7 @@ struct Issue {
     #[arg(long = "service", value_name = "SERVICE")]
     services: Vec<ServiceName>,
     /// The node may announce any service (a gateway, or a sidecar for remote instances)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "services")]
     any_service: bool,
     /// Directory of the authority
     #[arg(long, value_name = "DIR", default_value = "ca")]

@@ -11,7 +11,10 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{Exit, Failure, output};
-use crate::config::{self, Config, Fault, MAX_FILE_BYTES, Overrides, Source};
+use crate::{
+    app,
+    config::{self, Config, Fault, MAX_FILE_BYTES, Overrides, Source},
+};
 
 /// Check a configuration file, or print every key
 #[derive(Debug, clap::Args)]
@@ -35,8 +38,10 @@ pub(super) fn run(args: &Args, json: bool) -> Result<(String, ExitCode), Failure
     match &args.verb {
         Verb::Check { file } => {
             let checked = load(Some(file), &Overrides::new())?;
-            let code = if checked.is_ok() { ExitCode::SUCCESS } else { Exit::Failed.into() };
-            Ok((report(file, &checked, json), code))
+            let certificates = checked.as_ref().map(app::check_certificates).unwrap_or_default();
+            let good = checked.is_ok() && certificates.faults.is_empty();
+            let code = if good { ExitCode::SUCCESS } else { Exit::Failed.into() };
+            Ok((report(file, &checked, &certificates, json), code))
         }
         Verb::Reference => {
             let text = config::reference();
@@ -81,24 +86,48 @@ pub(super) fn refused(faults: &[Fault]) -> Failure {
         .cure("`lanemesh config reference` prints every key")
 }
 
-fn report(file: &Path, checked: &Result<Config, Vec<Fault>>, json: bool) -> String {
-    let (faults, warnings) = match checked {
-        Ok(config) => (&[][..], config::warnings(config)),
-        Err(faults) => (&faults[..], Vec::new()),
+fn report(
+    file: &Path,
+    checked: &Result<Config, Vec<Fault>>,
+    certificates: &app::CertificateCheck,
+    json: bool,
+) -> String {
+    let (faults, mut warnings, removal) = match checked {
+        Ok(config) => (&[][..], config::warnings(config), app::worst_removal(config)),
+        Err(faults) => (&faults[..], Vec::new(), Vec::new()),
     };
+    warnings.extend(certificates.warnings.iter().cloned());
+    let count = faults.len() + certificates.faults.len();
     if json {
-        let faults: Vec<Value> = faults.iter().map(as_json).collect();
-        return output::json(&json!({ "ok": checked.is_ok(), "faults": faults, "warnings": warnings }));
+        let of_files = certificates.faults.iter().map(|fault| json!({ "key": "identity", "reason": fault }));
+        let faults: Vec<Value> = faults.iter().map(as_json).chain(of_files).collect();
+        let removal: Vec<Value> = removal
+            .iter()
+            .map(|case| json!({ "event": case.event, "within_ms": case.within.as_millis() as u64 }))
+            .collect();
+        return output::json(&json!({
+            "ok": count == 0, "faults": faults, "warnings": warnings,
+            "worst_removal": removal, "worst_removal_members": app::MEMBERS,
+        }));
     }
     let mut text = String::new();
     for warning in warnings {
         text.push_str(&format!("warning: {}\n", output::clean(&warning)));
     }
-    for fault in faults {
-        text.push_str(&format!("{}\n", words(fault)));
+    for fault in faults.iter().map(words).chain(certificates.faults.iter().map(|fault| output::clean(fault))) {
+        text.push_str(&format!("{fault}\n"));
+    }
+    if !removal.is_empty() {
+        let members = app::MEMBERS;
+        text.push_str(&format!(
+            "at worst until nobody sends an instance a new request ({members} members, no loss):\n"
+        ));
+        for case in removal {
+            text.push_str(&format!("  {:<34} {}\n", case.event, config::format_duration(case.within)));
+        }
     }
     let file = output::clean(&file.display().to_string());
-    match faults.len() {
+    match count {
         0 => text.push_str(&format!("{file}: good\n")),
         1 => text.push_str(&format!("{file}: 1 fault\n")),
         count => text.push_str(&format!("{file}: {count} faults\n")),
@@ -139,14 +168,16 @@ mod tests {
             fault(Source::File { name: "a.toml".into(), line: 3 }),
             fault(Source::Environment("LANEMESH_PROXY_BIND".into())),
         ];
-        let text = report(Path::new("a.toml"), &Err(faults.clone()), false);
+        let text = report(Path::new("a.toml"), &Err(faults.clone()), &Default::default(), false);
         assert_eq!(
             text,
             "a.toml:3: proxy.bind: `x` is no address\n  cure: write IP:port\n\
              environment LANEMESH_PROXY_BIND: proxy.bind: `x` is no address\n  cure: write IP:port\n\
              a.toml: 2 faults\n"
         );
-        let value: Value = serde_json::from_str(&report(Path::new("a.toml"), &Err(faults.clone()), true)).unwrap();
+        let value: Value =
+            serde_json::from_str(&report(Path::new("a.toml"), &Err(faults.clone()), &Default::default(), true))
+                .unwrap();
         assert_eq!(value["ok"], false);
         assert_eq!(value["faults"][0]["line"], 3);
         assert_eq!(value["faults"][1]["environment"], "LANEMESH_PROXY_BIND");

@@ -31,9 +31,15 @@ pub(super) struct AppArgs {
     /// Its version
     #[arg(long)]
     version: String,
+    /// End when the process that started this one ends
+    #[arg(long, value_name = "PID")]
+    end_with_parent: Option<u32>,
 }
 
 pub(super) fn run_app(args: &AppArgs) -> Result<ExitCode, Failure> {
+    if args.end_with_parent.is_some_and(|parent| !crate::demo::end_with_parent(parent)) {
+        return Err(Failure::new(Exit::Failed, "the process that was to start this one has ended"));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
     runtime.block_on(crate::demo::serve_app(args.listen, &args.instance, &args.version))?;

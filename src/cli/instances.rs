@@ -31,9 +31,9 @@ pub(super) struct Args {
 enum Verb {
     /// List instances: lane, version, weight, health, drain (who, when, why), and why one takes no traffic
     List(List),
-    /// Change an instance of the asked sidecar; only what is given changes
+    /// Change an instance of the asked sidecar until it restarts; only what is given changes
     Set(Set),
-    /// Announce a further instance from the asked sidecar
+    /// Announce a further instance from the asked sidecar until it restarts
     Register(Register),
     /// Withdraw an instance of the asked sidecar
     Deregister(Deregister),
@@ -88,7 +88,7 @@ struct Register {
     #[arg(long)]
     service: ServiceName,
     /// Port of the application
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Host of the application [default: the sidecar's own address]
     #[arg(long)]

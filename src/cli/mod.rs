@@ -38,7 +38,7 @@ pub(crate) use crate::client::{self, Exit, Failure};
 #[derive(Debug, Parser)]
 #[command(name = "lanemesh", version, max_term_width = 110, after_help = AFTER_HELP, subcommand_required = true)]
 struct Cli {
-    /// Print JSON instead of text (for `run`: log JSON) [env: LANEMESH_JSON]
+    /// JSON instead of text (`run` logs JSON) [env: LANEMESH_JSON]
     #[arg(long, global = true, env = "LANEMESH_JSON", hide_env = true, value_parser = FalseyValueParser::new())]
     json: bool,
     #[command(subcommand)]
@@ -80,6 +80,12 @@ type Outcome = Result<String, Failure>;
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        Err(stop) if stop.use_stderr() && wants_json() => {
+            let text = stop.to_string();
+            let failure = Failure::new(Exit::Usage, text.trim().trim_start_matches("error: "));
+            let _ = output::write_all(io::stderr(), &failure.render(true));
+            return failure.exit.into();
+        }
         Err(stop) => {
             // Help and version as well; a reader that went away is no error.
             let _ = stop.print();
@@ -94,6 +100,13 @@ pub fn main() -> ExitCode {
             failure.exit.into()
         }
     }
+}
+
+/// Whether JSON was asked for, of a command line that makes no sense.
+fn wants_json() -> bool {
+    let variable =
+        std::env::var("LANEMESH_JSON").is_ok_and(|value| !matches!(&*value, "" | "0" | "false" | "no" | "off"));
+    variable || std::env::args_os().any(|argument| argument == "--json")
 }
 
 fn execute(cli: Cli) -> Result<ExitCode, Failure> {

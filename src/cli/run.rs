@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use super::{Exit, Failure, config};
-use crate::config::{Overrides, Source};
+use crate::config::{Config, Overrides, Source};
 
 /// Run a sidecar
 #[derive(Debug, Default, clap::Args)]
@@ -44,6 +44,9 @@ pub(super) struct Args {
     /// Any other key; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = super::values::tag)]
     pub set: Vec<(String, String)>,
+    /// End when the process that started this one ends
+    #[arg(long, value_name = "PID", hide = true)]
+    pub end_with_parent: Option<u32>,
 }
 
 impl Args {
@@ -85,11 +88,23 @@ impl Args {
 
 /// Runs until the sidecar ends.
 pub(super) fn run(args: &Args, json: bool) -> Result<ExitCode, Failure> {
+    if args.end_with_parent.is_some_and(|parent| !crate::demo::end_with_parent(parent)) {
+        return Err(Failure::new(Exit::Failed, "the process that was to start this one has ended"));
+    }
     let config =
         config::load(args.config.as_deref(), &args.overrides(json))?.map_err(|faults| config::refused(&faults))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(CONTROL_THREADS).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
-    Ok(runtime.block_on(crate::app::run(config))?)
+    Ok(runtime.block_on(crate::app::run(config, || reread(args, json)))?)
+}
+
+/// File, environment and flags once more; an error names every fault in one line each.
+fn reread(args: &Args, json: bool) -> Result<Config, String> {
+    match config::load(args.config.as_deref(), &args.overrides(json)) {
+        Ok(Ok(config)) => Ok(config),
+        Ok(Err(faults)) => Err(config::refused(&faults).to_string()),
+        Err(failure) => Err(failure.to_string()),
+    }
 }
 
 /// Gossip, admin and metrics, beside the main thread; data-path threads are `app`'s own.

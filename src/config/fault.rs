@@ -65,6 +65,12 @@ impl Wrong {
     pub(super) fn new(reason: impl Into<String>, cure: impl Into<String>) -> Self {
         Self { reason: reason.into(), cure: cure.into() }
     }
+
+    /// Two of one value: both reasons, and the cures that differ.
+    pub(super) fn and(self, other: Self) -> Self {
+        let both = |a: String, b: String| if a.contains(&b) { a } else { format!("{a}; {b}") };
+        Self { reason: both(self.reason, other.reason), cure: both(self.cure, other.cure) }
+    }
 }
 
 /// Where in its source a value stands. A line has no file name, so that ten thousand values do not carry it ten thousand times.

@@ -147,6 +147,10 @@ pub(super) const KEYS: &[Key] = keys! {
              others.";
         "profile" Choice(&["lan", "wan"]), Is("lan"),
             "Timers: `lan` for round trips of a few milliseconds, `wan` for some hundred.";
+        "coalesce" Span(ms(0), s(2)), Is("300ms"),
+            "After a new routing snapshot, further changes wait so long for company: fewer snapshots while much changes, against \
+             news that is so much later. What takes an instance out of traffic (death, drain, failed check, weight 0, policy, \
+             rollback) never waits.";
     }
     "proxy": {
         "bind" Address, Is("127.0.0.1:15001"),
@@ -159,7 +163,7 @@ pub(super) const KEYS: &[Key] = keys! {
             "Adds `x-lanemesh-*` response headers that tell instance, version, lane and reason.";
         "lane_header" Text, Is("x-lane"),
             "Header in which an allow-listed subject may name a lane. It is taken off everybody else's requests.";
-        "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431.";
+        "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431, or 414 where the request line alone is larger (of which no more than 65500 bytes are ever taken).";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
         "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
         "max_retries" Whole(0, 10), Is("2"),
@@ -174,6 +178,9 @@ pub(super) const KEYS: &[Key] = keys! {
             "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
         "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
+        "tunnel_idle" Span(ms(100), s(604_800)), Is("1h"),
+            "Silence both ways in a tunnel (WebSocket and other upgrades, CONNECT, TCP ports). Once one side has finished sending, \
+             `idle` holds where it is shorter.";
         "pool_idle" Span(ms(0), s(3_600)), Is("3s"),
             "How long an unused connection to an instance is kept. Applications close idle connections too (many after 5s), and \
              a request that meets the close has to be sent again: stay below theirs.";
@@ -182,7 +189,8 @@ pub(super) const KEYS: &[Key] = keys! {
     "admin": {
         "bind" Address, Is("127.0.0.1:15000"), "TCP address to bind. Other than loopback is refused unless allow_remote is true.";
         "allow_remote" Flag, Is("false"),
-            "Allows `bind` to other than loopback. Reads are then open to whoever reaches it; writes still need the token.";
+            "Allows `bind` to other than loopback. Who asks from elsewhere then needs the token for reads as well, \
+             except for `/health`, `/ready` and `/metrics`.";
     }
     "log": {
         "filter" Text, Is("info"),

@@ -33,5 +33,5 @@ pub use resolved::{
     AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LogFormat, Profile, Proxy, ServiceRule,
     Shutdown, Timeouts,
 };
-pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject};
+pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject, request_id_in};
 pub use warnings::warnings;

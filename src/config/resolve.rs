@@ -97,11 +97,20 @@ fn gossip(s: &Section<'_>, f: &mut Faults) -> Gossip {
     }
     let profile =
         |value: &Value, key: &Key| Ok(if values::choice(value, key)? == "wan" { Profile::Wan } else { Profile::Lan });
-    Gossip { bind, advertise, seeds: s.value(f, "seeds", seeds), profile: s.value(f, "profile", profile) }
+    Gossip {
+        bind,
+        advertise,
+        seeds: s.value(f, "seeds", seeds),
+        profile: s.value(f, "profile", profile),
+        coalesce: s.value(f, "coalesce", values::span),
+    }
 }
 
 fn seeds(value: &Value, key: &Key) -> Parsed<Vec<String>> {
-    values::texts(value, key)?.into_iter().map(values::seed).collect()
+    let (good, bad): (Vec<_>, Vec<_>) =
+        values::texts(value, key)?.into_iter().map(values::seed).partition(Result::is_ok);
+    let bad = bad.into_iter().filter_map(Result::err).reduce(Wrong::and);
+    bad.map_or_else(|| Ok(good.into_iter().flatten().collect()), Err)
 }
 
 fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
@@ -168,6 +177,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
         per_try,
         total,
         idle: s.value(f, "idle", values::span),
+        tunnel_idle: s.value(f, "tunnel_idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
         head: s.value(f, "head", values::span),
     }

@@ -75,6 +75,8 @@ pub struct Gossip {
     pub seeds: Vec<String>,
     /// Timers.
     pub profile: Profile,
+    /// Changes that take nobody out of traffic are collected so long; 0 to 2 s.
+    pub coalesce: Duration,
 }
 
 /// Application side.
@@ -115,6 +117,8 @@ pub struct Timeouts {
     pub total: Duration,
     /// Silence on a body or a kept-open client connection.
     pub idle: Duration,
+    /// Silence both ways in a tunnel.
+    pub tunnel_idle: Duration,
     /// A pooled connection to an instance.
     pub pool_idle: Duration,
     /// A request head, from its first byte.

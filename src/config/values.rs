@@ -108,7 +108,7 @@ pub(super) fn is_token(name: &str) -> bool {
 }
 
 /// The request id header that a subject is made of, if it is.
-pub(super) fn request_id_in(subject: &SubjectSource) -> Option<&str> {
+pub fn request_id_in(subject: &SubjectSource) -> Option<&str> {
     subject.parts.iter().find_map(|part| match part {
         SubjectPart::Header(name) if REQUEST_ID_HEADERS.contains(&name.as_str()) => Some(name.as_str()),
         _ => None,
@@ -305,10 +305,17 @@ pub(super) fn seed(text: &str) -> Parsed<String> {
             format!("write \"[{shown}]:7946\""),
         ));
     }
-    if !port.parse::<u16>().is_ok_and(|port| port > 0) {
+    let digits = port.bytes().all(|b| b.is_ascii_digit());
+    if !digits || !port.parse::<u16>().is_ok_and(|port| port > 0) {
         return refuse("has no port from 1 to 65535");
     }
     let bracketed = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    // A last label of digits is an IPv4 address or a slip of the pen, never a host name (RFC 1123 2.1).
+    let number =
+        host.rsplit('.').next().is_some_and(|last| !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit()));
+    if number && host.parse::<std::net::Ipv4Addr>().is_err() {
+        return refuse("is neither a host name nor an IPv4 address");
+    }
     let valid =
         bracketed.map_or_else(|| is_host(host) && !host.contains(':'), |ip| ip.parse::<std::net::Ipv6Addr>().is_ok());
     if valid { Ok(text.to_owned()) } else { refuse("is not a host name or IP address with a port") }

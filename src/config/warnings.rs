@@ -20,7 +20,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
     }
     if !config.admin.bind.ip().to_canonical().is_loopback() {
         out.push(format!(
-            "admin.bind: {} is not loopback: its reads are open to whoever reaches it",
+            "admin.bind: {} is not loopback: `/health`, `/ready` and `/metrics` are open to whoever reaches it",
             config.admin.bind
         ));
     }

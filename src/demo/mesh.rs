@@ -129,7 +129,17 @@ impl Mesh {
         let listen = self.pods[at].app_addr.clone().unwrap_or_else(|| "127.0.0.1:0".into());
         let pod = &mut self.pods[at];
         let mut child = Command::new(&self.binary)
-            .args(["demo-app", "--listen", &listen, "--instance", &pod.name, "--version", pod.version])
+            .args([
+                "demo-app",
+                "--end-with-parent",
+                &std::process::id().to_string(),
+                "--listen",
+                &listen,
+                "--instance",
+                &pod.name,
+                "--version",
+                pod.version,
+            ])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -158,7 +168,7 @@ impl Mesh {
         // Its presence says that the new process is ready.
         let _ = std::fs::remove_file(run_file);
         let child = Command::new(&self.binary)
-            .args(["run", "--config"])
+            .args(["run", "--end-with-parent", &std::process::id().to_string(), "--config"])
             .arg(&config)
             .env_clear()
             .envs(std::env::vars().filter(|(name, _)| !name.starts_with("LANEMESH_")))
@@ -293,7 +303,7 @@ impl Mesh {
 
     /// Lines to paste while the mesh is left running.
     pub fn things_to_try(&self) -> String {
-        let (shop, canary, me) = (self.shop(), &self.pods[3], self.binary.display());
+        let (shop, stable, me) = (self.shop(), &self.pods[0], self.binary.display());
         format!(
             "\nThe mesh runs until Ctrl-C. In another terminal:\n\n  \
              curl -i -H 'Host: orders' -H 'x-user-id: u1' http://{proxy}/\n  \
@@ -301,11 +311,11 @@ impl Mesh {
              {me} members --admin {admin}\n  \
              {me} route orders --key u1 --admin {admin}\n  \
              {me} policy set orders --canary 10% --admin {admin}\n  \
-             {me} drain --admin {canary_admin}\n  \
+             {me} drain --admin {stable_admin}\n  \
              {me} rollback orders --admin {admin}\n",
             proxy = shop.proxy,
             admin = shop.admin,
-            canary_admin = canary.admin,
+            stable_admin = stable.admin,
         )
     }
 }

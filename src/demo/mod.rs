@@ -32,13 +32,38 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Runs the demo; exit code 1 when a claim fails. Cleans up after itself, also on Ctrl-C.
+/// Ctrl-C, SIGTERM, or the terminal is gone. If signals can't be waited for, the end is now.
+async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let [interrupt, terminate, hangup] =
+        [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    if let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) = (interrupt, terminate, hangup) {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// Has this process, a child of the demo, end when the demo is killed without a chance to clean up.
+/// `false`: it has ended already.
+pub fn end_with_parent(parent: u32) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        // Where the kernel refuses, the process lives on and is as any other.
+        let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+    }
+    u32::try_from(nix::unistd::getppid().as_raw()) == Ok(parent)
+}
+
+/// Runs the demo; exit code 1 when a claim fails. Cleans up after itself, also on Ctrl-C, SIGTERM and SIGHUP.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let mut screen = Screen::new(options.json);
     let mut mesh = Mesh::new()?;
     let outcome = tokio::select! {
         outcome = story::tell(&mut mesh, &mut screen) => Some(outcome),
-        _ = tokio::signal::ctrl_c() => None,
+        () = told_to_end() => None,
     };
     let Some(outcome) = outcome else {
         screen.say("interrupted: stopping the mesh");
@@ -59,8 +84,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     }
     if options.keep {
         screen.say(&mesh.things_to_try());
-        // Ctrl-C is the end that was asked for; if it can't be waited for, the end is now.
-        let _ = tokio::signal::ctrl_c().await;
+        told_to_end().await;
     }
     mesh.stop().await;
     Ok(if summary.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -6,10 +6,15 @@ use std::{
     time::Duration,
 };
 
-use quinn::{Connection, Incoming};
-use tokio::time::{sleep, timeout};
+use quinn::{Connection, Incoming, Runtime};
 
-use super::{NetEvent, NetFault, engine::Engine, link::plain, report};
+use super::{
+    NetEvent, NetFault,
+    engine::Engine,
+    link::plain,
+    report,
+    timer::{sleep, timeout},
+};
 
 impl Engine {
     /// Accepts until the endpoint closes.
@@ -37,7 +42,7 @@ impl Engine {
     async fn accept(self: &Arc<Self>, incoming: Incoming) {
         let addr = plain(incoming.remote_address());
         // A handshake that stalls is the caller's to report.
-        let Ok(result) = timeout(self.limits.handshake_deadline, incoming.into_future()).await else { return };
+        let Ok(result) = self.timeout(self.limits.handshake_deadline, incoming.into_future()).await else { return };
         let conn = match result {
             Ok(conn) => conn,
             Err(error) => {
@@ -69,22 +74,22 @@ pub(super) struct SelfTest {
 
 impl SelfTest {
     /// Whether the other end asks the same of the same connection here, within a moment.
-    pub(super) async fn meets_itself(&self, conn: &Connection) -> bool {
+    pub(super) async fn meets_itself(&self, conn: &Connection, runtime: &dyn Runtime) -> bool {
         let mut secret = [0; 16];
         if conn.export_keying_material(&mut secret, b"lanemesh self test", b"").is_err() {
             return false;
         }
         *self.seen().entry(secret).or_default() += 1;
         let both = || self.seen().get(&secret).is_some_and(|count| *count == 2);
-        let met = timeout(MOMENT, async {
+        let met = timeout(runtime, MOMENT, async {
             while !both() {
-                sleep(Duration::from_millis(5)).await;
+                sleep(runtime, Duration::from_millis(5)).await;
             }
         });
         let met = met.await.is_ok();
         if met {
             // Let the other end see it too.
-            sleep(Duration::from_millis(20)).await;
+            sleep(runtime, Duration::from_millis(20)).await;
         }
         self.seen().remove(&secret);
         met

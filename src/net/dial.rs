@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use quinn::Connection;
 use rustls_pki_types::CertificateDer;
-use tokio::{sync::oneshot, time::timeout};
+use tokio::sync::oneshot;
 
 use super::{
     NetEvent, NetFault,
@@ -86,14 +86,15 @@ impl Engine {
         name: &PeerName,
     ) -> Result<(Connection, CertFacts), NetFault> {
         let deadline = self.limits.dial_deadline;
-        let result = timeout(deadline, async {
-            // Closed never; the queue for it is first come, first served.
-            let _slot = self.dial_slots.acquire().await.map_err(|_| NetFault::Closing)?;
-            self.stats.dials.one();
-            self.connect(addr, name).await
-        })
-        .await
-        .unwrap_or(Err(NetFault::Silent(addr, deadline)));
+        let result = self
+            .timeout(deadline, async {
+                // Closed never; the queue for it is first come, first served.
+                let _slot = self.dial_slots.acquire().await.map_err(|_| NetFault::Closing)?;
+                self.stats.dials.one();
+                self.connect(addr, name).await
+            })
+            .await
+            .unwrap_or(Err(NetFault::Silent(addr, deadline)));
         if let Err(fault) = &result {
             self.stats.dials_failed.one();
             if let NetFault::Handshake { reason, .. } = fault {
@@ -136,7 +137,7 @@ impl Engine {
         if facts.node != self.node {
             return Ok(facts);
         }
-        let itself = self.self_test.meets_itself(conn).await;
+        let itself = self.self_test.meets_itself(conn, &*self.runtime).await;
         Goodbye::OwnName.say(conn);
         Err(if itself { NetFault::Itself(addr) } else { NetFault::OwnName { addr, node: facts.node } })
     }

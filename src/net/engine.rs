@@ -23,6 +23,7 @@ use super::{
     link::Goodbye,
     pool::{Pool, push_bounded},
     report::Reports,
+    timer::{self, Elapsed},
 };
 use crate::{pki::Identity, types::NodeId, wire};
 
@@ -92,6 +93,16 @@ impl Engine {
     /// Runs a task on the runtime that the endpoint was started with.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(Box::pin(task));
+    }
+
+    /// Waits for so long, by the endpoint's own clock.
+    pub(super) async fn sleep(&self, span: Duration) {
+        timer::sleep(&*self.runtime, span).await;
+    }
+
+    /// What `future` comes to within so long.
+    pub(super) async fn timeout<F: Future>(&self, span: Duration, future: F) -> Result<F::Output, Elapsed> {
+        timer::timeout(&*self.runtime, span, future).await
     }
 
     /// The book of connections. Hold it for a moment only, never across an await.
@@ -195,7 +206,7 @@ impl Engine {
         for (id, conn) in links {
             let (engine, node) = (self.clone(), node.clone());
             self.spawn(async move {
-                if !answers(&conn, engine.limits.grace).await {
+                if !engine.answers(&conn, engine.limits.grace).await {
                     engine.pool().remove(&node, id);
                     Goodbye::Retired.say(&conn);
                 }
@@ -241,14 +252,14 @@ impl Engine {
         self.closing.store(true, Relaxed);
         let bound = self.limits.close_deadline;
         // Nobody waits for us longer than this, delivered or not.
-        let _ = tokio::time::timeout(bound, async {
+        let flushed = async {
             while !self.is_flushed() {
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                self.sleep(Duration::from_millis(2)).await;
             }
-        })
-        .await;
+        };
+        let _ = self.timeout(bound, flushed).await;
         self.endpoint.close(Goodbye::Shutdown.code(), b"shutting down");
-        let _ = tokio::time::timeout(bound, self.endpoint.wait_idle()).await;
+        let _ = self.timeout(bound, self.endpoint.wait_idle()).await;
     }
 
     /// Whether nothing waits to be sent on an open connection or one that is being opened.
@@ -259,21 +270,21 @@ impl Engine {
             idle && (peer.dialing.is_none() || peer.queue.is_empty())
         })
     }
-}
 
-/// Whether the far end is heard within `grace` of being spoken to. An empty datagram means nothing to it, but QUIC
-/// acknowledges it.
-pub(super) async fn answers(conn: &Connection, grace: Duration) -> bool {
-    let before = conn.stats().udp_rx.datagrams;
-    if conn.send_datagram(Bytes::new()).is_err() {
-        return false;
-    }
-    let heard = async {
-        while conn.stats().udp_rx.datagrams == before {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    /// Whether the far end is heard within `grace` of being spoken to. An empty datagram means nothing to it, but QUIC
+    /// acknowledges it.
+    pub(super) async fn answers(&self, conn: &Connection, grace: Duration) -> bool {
+        let before = conn.stats().udp_rx.datagrams;
+        if conn.send_datagram(Bytes::new()).is_err() {
+            return false;
         }
-    };
-    tokio::time::timeout(grace, heard).await.is_ok() && conn.close_reason().is_none()
+        let heard = async {
+            while conn.stats().udp_rx.datagrams == before {
+                self.sleep(Duration::from_millis(5)).await;
+            }
+        };
+        self.timeout(grace, heard).await.is_ok() && conn.close_reason().is_none()
+    }
 }
 
 /// Space for datagrams when none waits: quinn subtracts what one more would cost beside its bytes, and one byte costs more.

@@ -8,10 +8,9 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use quinn::{Connection, ConnectionError, RecvStream, VarInt};
-use tokio::time::{sleep, timeout};
 
 use super::{
-    engine::{Engine, answers},
+    engine::Engine,
     pool::{Heard, Link, Silence},
     report,
 };
@@ -114,9 +113,9 @@ impl Engine {
         let newest = self.next_id();
         let front = self.pool().front(&node).map(|link| (link.id, link.conn.clone()));
         let Some((first, conn)) = front else { return };
-        let alive = answers(&conn, grace).await;
+        let alive = self.answers(&conn, grace).await;
         // The other end may still be sending on the loser.
-        sleep(grace).await;
+        self.sleep(grace).await;
         let losers: Vec<Link<Connection>> = match self.pool().peers.get_mut(&node) {
             Some(peer) if alive => peer.links.extract_if(.., |link| link.id != first && link.id < newest).collect(),
             Some(peer) => peer.links.extract_if(.., |link| link.id == first).collect(),
@@ -168,7 +167,7 @@ impl Engine {
                 return;
             }
             // Certificates count seconds, and are valid during their last.
-            sleep((not_after.since(now) + Duration::from_secs(1)).min(HOUR)).await;
+            self.sleep((not_after.since(now) + Duration::from_secs(1)).min(HOUR)).await;
         }
     }
 
@@ -219,7 +218,7 @@ impl Engine {
             Some(())
         };
         // A stream that breaks off or stalls loses what was not complete; its sender counts it.
-        let _ = timeout(self.limits.stream_deadline, reading).await;
+        let _ = self.timeout(self.limits.stream_deadline, reading).await;
     }
 
     /// Makes sure that a task empties the outbox of a connection.
@@ -243,7 +242,7 @@ impl Engine {
             };
             let count = batch.len();
             let size: usize = batch.iter().map(Bytes::len).sum();
-            match timeout(self.limits.stream_deadline, write_envelopes(&conn, batch)).await {
+            match self.timeout(self.limits.stream_deadline, write_envelopes(&conn, batch)).await {
                 Ok(Some(())) => {
                     self.stats.stream_envelopes_out.add(count);
                     self.stats.bytes_out.add(size);

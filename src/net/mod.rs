@@ -28,6 +28,7 @@ mod stats;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod timer;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -4,10 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use quinn::{Connection, ReadToEndError, RecvStream, SendStream, VarInt};
-use tokio::{
-    sync::oneshot,
-    time::{sleep, timeout},
-};
+use tokio::sync::oneshot;
 
 use super::{NetEvent, NetFault, engine::Engine, link::plain};
 use crate::{pki::PeerName, types::NodeId, wire};
@@ -20,7 +17,7 @@ impl Engine {
             engine.stats.syncs_out.one();
             let deadline = engine.limits.stream_deadline;
             let result = match engine.sync_slots.try_acquire() {
-                Ok(_slot) => timeout(deadline, engine.sync(node.as_ref(), addr, request)).await,
+                Ok(_slot) => engine.timeout(deadline, engine.sync(node.as_ref(), addr, request)).await,
                 Err(_) => Ok(Err(NetFault::Busy(engine.limits.syncs))),
             };
             let result = result.unwrap_or(Err(NetFault::Silent(addr, deadline)));
@@ -45,7 +42,7 @@ impl Engine {
         // An open connection may be one with a process that is gone.
         let result = tokio::select! { biased;
             result = self.exchange(&conn, request.clone()) => result,
-            () = silent(&conn, self.limits.stale_after) => Err(lost(&conn, "silent")),
+            () = self.silent(&conn, self.limits.stale_after) => Err(lost(&conn, "silent")),
         };
         match result {
             Err(NetFault::Lost { .. }) => {
@@ -110,20 +107,21 @@ impl Engine {
         mut input: RecvStream,
     ) {
         let id = self.next_id();
-        let served = timeout(self.limits.stream_deadline, async {
-            let bytes: Bytes = input.read_to_end(wire::MAX_STREAM).await.ok()?.into();
-            self.stats.syncs_in.one();
-            self.stats.bytes_in.add(bytes.len());
-            let (reply, waiting) = oneshot::channel();
-            self.replies().insert(id, reply);
-            self.events.send(NetEvent::SyncRequest { id, from, addr, bytes }).await.ok()?;
-            let reply = waiting.await.ok()?;
-            self.stats.bytes_out.add(reply.len());
-            out.write_chunk(reply).await.ok()?;
-            out.finish().ok()?;
-            out.stopped().await.ok()
-        })
-        .await;
+        let served = self
+            .timeout(self.limits.stream_deadline, async {
+                let bytes: Bytes = input.read_to_end(wire::MAX_STREAM).await.ok()?.into();
+                self.stats.syncs_in.one();
+                self.stats.bytes_in.add(bytes.len());
+                let (reply, waiting) = oneshot::channel();
+                self.replies().insert(id, reply);
+                self.events.send(NetEvent::SyncRequest { id, from, addr, bytes }).await.ok()?;
+                let reply = waiting.await.ok()?;
+                self.stats.bytes_out.add(reply.len());
+                out.write_chunk(reply).await.ok()?;
+                out.finish().ok()?;
+                out.stopped().await.ok()
+            })
+            .await;
         self.replies().remove(&id);
         if !matches!(served, Ok(Some(_))) {
             // Dropping the stream would end it as if the reply were complete.
@@ -144,6 +142,16 @@ impl Engine {
         }
     }
 
+    /// Ends after `limit` if no packet has come in by then. Once the peer has acknowledged the request, this never ends: it
+    /// may think about its reply as long as the deadline lets it.
+    async fn silent(&self, conn: &Connection, limit: Duration) {
+        let before = conn.stats().udp_rx.datagrams;
+        self.sleep(limit).await;
+        if conn.stats().udp_rx.datagrams != before {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn replies(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<u64, oneshot::Sender<Bytes>>> {
         self.replies.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -151,16 +159,6 @@ impl Engine {
 
 fn lost(conn: &Connection, reason: &str) -> NetFault {
     NetFault::Lost { addr: plain(conn.remote_address()), reason: reason.into() }
-}
-
-/// Ends after `limit` if no packet has come in by then. Once the peer has acknowledged the request, this never ends: it may
-/// think about its reply as long as the deadline lets it.
-async fn silent(conn: &Connection, limit: Duration) {
-    let before = conn.stats().udp_rx.datagrams;
-    sleep(limit).await;
-    if conn.stats().udp_rx.datagrams != before {
-        std::future::pending::<()>().await;
-    }
 }
 
 const RESET_NO_REPLY: u32 = 2;

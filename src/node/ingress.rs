@@ -23,10 +23,10 @@ impl Node {
     pub(super) fn envelope(&mut self, now: Now, from: &NodeId, addr: SocketAddr, bytes: Bytes) {
         let (envelope, faults) = match Envelope::decode(bytes) {
             Ok(decoded) => decoded,
-            Err(fault) => return self.malformed(from, fault.to_string()),
+            Err(fault) => return self.malformed(now, from, fault.to_string()),
         };
         for fault in faults {
-            self.malformed(from, fault.to_string());
+            self.malformed(now, from, fault.to_string());
         }
         if from == &self.config.node {
             return;
@@ -80,7 +80,7 @@ impl Node {
         let body = match Body::decode(&statement) {
             Ok(body) => body,
             Err(fault) => {
-                self.malformed(from, fault.to_string());
+                self.malformed(now, from, fault.to_string());
                 return None;
             }
         };
@@ -106,8 +106,10 @@ impl Node {
             Merge::UnknownSigner => self.syncs.hurry(now.mono),
             Merge::Refused(refusal) => {
                 self.counters.statements_refused += 1;
-                let (from, signer, reason) = (from.clone(), statement.signer.clone(), refusal.to_string());
-                self.event(Event::Refused { from, signer, reason });
+                let signer = statement.signer.clone();
+                if let Some(times) = self.complaints.note(now.mono, &signer, refusal.class(), statement.kind) {
+                    self.event(Event::Refused { from: from.clone(), signer, reason: refusal.to_string(), times });
+                }
             }
         }
         None
@@ -247,10 +249,11 @@ impl Node {
         }
     }
 
-    pub(super) fn malformed(&mut self, from: &NodeId, reason: String) {
+    pub(super) fn malformed(&mut self, now: Now, from: &NodeId, reason: String) {
         self.counters.malformed += 1;
-        let from = from.clone();
-        self.event(Event::Malformed { from, reason });
+        if let Some(times) = self.complaints.note(now.mono, from, "malformed", 0) {
+            self.event(Event::Malformed { from: from.clone(), reason, times });
+        }
     }
 }
 

@@ -73,8 +73,13 @@ pub enum Input {
     },
     /// The configured seeds resolve to these addresses now.
     Seeds(Vec<SocketAddr>),
-    /// Something else than gossip shows that this node's network works (an upstream answered).
+    /// Something else than gossip shows that this node's network works (an upstream on another host answered).
     Control,
+    /// An [`Output::Persist`] with this generation is safely on disk, or could not be written and never will be.
+    Persisted {
+        /// As in [`Output::Persist`].
+        generation: u64,
+    },
 }
 
 /// Why nobody answered a dial.
@@ -129,8 +134,14 @@ pub enum Output {
     Retire(NodeId),
     /// The routing view changed.
     Publish(Arc<CandidateTable>),
-    /// Write this down; a restart begins with it.
-    Persist(Bytes),
+    /// Write this down; a restart begins with it. [`Input::Persisted`] is wanted when the generation is a new one: it is not
+    /// used before.
+    Persist {
+        /// The generation in it.
+        generation: u64,
+        /// The file.
+        bytes: Bytes,
+    },
     /// Something people or metrics want to know.
     Event(Event),
 }
@@ -162,7 +173,7 @@ pub enum Event {
         /// Where it said it lives.
         addr: SocketAddr,
     },
-    /// A peer passed on something that is not believed.
+    /// A peer passed on something that is not believed. The same of the same signer is told once a minute.
     Refused {
         /// Who sent it.
         from: NodeId,
@@ -170,13 +181,17 @@ pub enum Event {
         signer: NodeId,
         /// Why it is not believed.
         reason: String,
+        /// How often since it was told last.
+        times: u64,
     },
-    /// Bytes from a peer that can't be read.
+    /// Bytes from a peer that can't be read; told once a minute for each peer.
     Malformed {
         /// Who sent them.
         from: NodeId,
         /// What is wrong with them.
         reason: String,
+        /// How often since it was told last.
+        times: u64,
     },
     /// Anything else worth a log line.
     Report(String),

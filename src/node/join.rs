@@ -1,6 +1,8 @@
 //! Joining: seeds are asked what they know of this node's name before it says anything, and tried for as long as it lives.
 //!
-//! A generation is one more than the highest that disk or mesh remember; no clock. Two live processes with one name: the
+//! A generation is one more than the highest that disk or mesh remember; no clock. It is on disk before anybody hears of it:
+//! two lives that share one could not be told apart. The write runs beside the questions to the seeds, so that a start waits
+//! for the slower of both only. Two live processes with one name: the
 //! newcomer finds the other one answering at its address, and ends; neither flaps.
 
 use std::{net::SocketAddr, time::Duration};
@@ -17,6 +19,12 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause between tries of a seed that does not answer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Names the UDP probes of seeds; the membership's own tokens count up from a random start far below.
+pub(super) const CONTROL: u64 = u64::MAX;
+/// Between questions to the seeds for a sign that this node's network works.
+const CONTROL_EVERY: Duration = Duration::from_millis(250);
+/// How long a generation waits to be written.
+const WRITE_WAIT: Duration = Duration::from_secs(1);
 
 /// One address that a configured seed resolves to.
 #[derive(Debug, Clone, Default)]
@@ -28,7 +36,60 @@ pub(super) struct Seed {
     own: bool,
 }
 
+/// Which generations are safely on disk.
+#[derive(Debug)]
+pub(super) struct Written {
+    generation: u64,
+    /// To be taken as soon as it is written.
+    wanted: Option<u64>,
+    /// A disk that hangs is waited for until then.
+    until: Option<Mono>,
+}
+
+impl Written {
+    /// `generation` is that of an earlier run; the next one is being written.
+    pub fn new(generation: u64, now: Mono) -> Self {
+        Self { generation, wanted: None, until: Some(now + WRITE_WAIT) }
+    }
+
+    pub fn wanted(&self) -> Option<u64> {
+        self.wanted
+    }
+
+    pub fn due(&self) -> Option<Mono> {
+        self.until
+    }
+}
+
 impl Node {
+    /// Whether the present generation is on disk, and no higher one is about to replace it.
+    pub(super) fn may_use_generation(&self) -> bool {
+        self.written.wanted.is_none() && self.written.generation >= self.generation
+    }
+
+    /// A generation is on disk: what waited for it goes on.
+    pub(super) fn persisted(&mut self, now: Now, generation: u64) {
+        self.written.generation = self.written.generation.max(generation);
+        if let Some(wanted) = self.written.wanted.filter(|wanted| *wanted <= self.written.generation) {
+            self.written.wanted = None;
+            self.take_generation(now, wanted);
+        }
+        if self.may_use_generation() {
+            self.written.until = None;
+            self.answer_early_requests(now);
+            self.drive_join(now);
+        }
+    }
+
+    /// A disk that hangs must not keep a node out of its mesh.
+    pub(super) fn written_anyway(&mut self, now: Now) {
+        if self.written.until.is_some_and(|until| now.mono >= until) {
+            let text = "the data directory takes long to write: going on, but a restart may be taken for this run";
+            self.event(Event::Report(text.to_owned()));
+            self.persisted(now, self.written.wanted.unwrap_or(self.generation));
+        }
+    }
+
     pub(super) fn set_seeds(&mut self, now: Now, addrs: Vec<SocketAddr>) {
         self.seeds_told = true;
         self.seeds.retain(|addr, _| addrs.contains(addr));
@@ -72,8 +133,31 @@ impl Node {
             }
         }
         let waited = now.mono >= self.join_until || self.alone_by_plan();
-        if self.phase == Phase::Joining && waited && self.challenges.is_empty() {
+        if self.phase == Phase::Joining && waited && self.challenges.is_empty() && self.may_use_generation() {
             self.take_part(now);
+        }
+    }
+
+    /// With nobody else in the mesh to show that this node's own network works, the seeds that are no members are asked: one
+    /// that answers, or whose port refuses, is the control without which nobody may be accused.
+    pub(super) fn ask_seeds_for_control(&mut self, now: Now) {
+        if !self.membership.wants_control() || now.mono < self.control_at {
+            return;
+        }
+        self.control_at = now.mono + CONTROL_EVERY;
+        let there = self.catalog.members().filter(|(node, _)| !self.membership.has_gone(node));
+        let members: Vec<SocketAddr> = there.map(|(_, entry)| entry.member.addr).collect();
+        let outside: Vec<(SocketAddr, bool)> = self
+            .seeds
+            .iter()
+            .filter(|(addr, seed)| !seed.own && !members.contains(addr))
+            .map(|(addr, seed)| (*addr, seed.in_flight))
+            .collect();
+        for (addr, in_flight) in outside {
+            self.outputs.push_back(Output::UdpProbe { token: CONTROL, addr });
+            if !in_flight {
+                self.try_seed(now, addr);
+            }
         }
     }
 
@@ -114,7 +198,10 @@ impl Node {
         let Some(seed) = self.seeds.get_mut(&addr) else { return };
         seed.in_flight = false;
         match outcome {
-            Ok(_) => seed.next = now.mono + LONGEST_PAUSE,
+            Ok(_) => {
+                seed.next = now.mono + LONGEST_PAUSE;
+                self.membership.control(now.mono);
+            }
             Err(DialError::Itself) => seed.own = true,
             Err(DialError::OwnName) if self.phase == Phase::Joining => {
                 // The one that was here first keeps the name.
@@ -128,14 +215,17 @@ impl Node {
                 seed.pause = (seed.pause * 2).min(LONGEST_PAUSE);
             }
         }
-        if outcome.is_ok() && self.phase == Phase::Joining && self.challenges.is_empty() {
-            self.take_part(now);
+        if outcome.is_ok() && self.phase == Phase::Joining {
+            self.join_until = now.mono;
+            self.drive_join(now);
         }
     }
 
     /// From here on the node is a member: it introduces itself.
     pub(super) fn take_part(&mut self, now: Now) {
         self.phase = Phase::Member;
+        // Nobody was probed in earnest so far; what seemed silent then says nothing.
+        self.membership.set_generation(now.mono, self.generation);
         let me = self.config.node.clone();
         for statement in self.catalog.hello(&me) {
             if let Ok(body) = crate::wire::Body::decode(&statement) {
@@ -192,14 +282,26 @@ impl Node {
         }
     }
 
-    /// Takes a generation above `generation` and says everything anew.
+    /// Takes a generation above `generation`, as soon as it is on disk, and says everything anew.
     pub(super) fn outdo(&mut self, now: Now, generation: u64) {
         self.spoken_since = None;
-        self.generation = generation.saturating_add(1);
+        let next = generation.saturating_add(1).max(self.written.wanted.unwrap_or(0));
+        if next <= self.written.generation {
+            return self.take_generation(now, next);
+        }
+        if self.written.wanted != Some(next) {
+            self.written.wanted = Some(next);
+            self.written.until = Some(now.mono + WRITE_WAIT);
+            self.persist_at = Some(now.mono);
+        }
+    }
+
+    fn take_generation(&mut self, now: Now, generation: u64) {
+        self.generation = generation;
         self.membership.set_generation(now.mono, self.generation);
         self.introduce(now);
         self.restate(now);
-        self.persist_at = Some(now.mono);
+        self.touch(now);
     }
 }
 
@@ -236,13 +338,48 @@ mod tests {
     fn it_does_not_take_part_before_it_was_told_its_seeds() {
         let mut first = node();
         first.handle_timeout(at(1));
+        first.handle(at(1), Input::Persisted { generation: 1 });
         assert!(!first.is_member() && !first.met_mesh());
         first.handle(at(2), Input::Seeds(vec!["127.0.0.1:7000".parse().unwrap()]));
         assert!(first.is_member() && first.met_mesh(), "only itself: nobody to ask");
 
         let mut later = node();
         later.handle_timeout(at(1));
+        later.handle(at(1), Input::Persisted { generation: 1 });
         later.handle(at(2), Input::Seeds(vec!["127.0.0.1:7001".parse().unwrap()]));
         assert!(!later.is_member() && !later.met_mesh(), "a seed is asked first");
+    }
+
+    /// A life that was killed before its generation was written would share it with the next one.
+    #[test]
+    fn a_generation_is_not_used_before_it_is_on_disk() {
+        let mut node = node();
+        node.handle_timeout(at(1));
+        node.handle(at(2), Input::Seeds(Vec::new()));
+        assert!(!node.is_member(), "nobody to ask, but not written yet");
+        node.handle(at(8), Input::Persisted { generation: 1 });
+        assert!(node.is_member());
+
+        // The mesh knows a higher one of an earlier run: the node goes on in its own until the next is written.
+        node.outdo(at(10), 5);
+        node.handle_timeout(at(10));
+        assert_eq!(node.generation(), 1);
+        let asked =
+            std::iter::from_fn(|| node.poll_output()).any(|o| matches!(o, Output::Persist { generation: 6, .. }));
+        assert!(asked);
+        node.handle(at(14), Input::Persisted { generation: 6 });
+        assert_eq!((node.generation(), node.is_member()), (6, true));
+    }
+
+    #[test]
+    fn a_disk_that_hangs_keeps_nobody_out_for_longer_than_a_second() {
+        let mut node = node();
+        node.handle_timeout(at(1));
+        node.handle(at(2), Input::Seeds(Vec::new()));
+        assert_eq!(node.poll_timeout().map(|due| due <= Mono::from_millis(1_000)), Some(true));
+        node.handle_timeout(at(999));
+        assert!(!node.is_member());
+        node.handle_timeout(at(1_000));
+        assert!(node.is_member());
     }
 }

@@ -109,6 +109,14 @@ pub enum OrderError {
         /// By how much.
         seconds: u64,
     },
+    /// The clock of this node is ahead of its peers': they would refuse the policy, and only this node would follow it.
+    #[error(
+        "this node's clock is {seconds} s ahead of its peers', who would refuse the policy: set the clock right, or give the order at another node (a rollback works from here as well)"
+    )]
+    OwnClockAhead {
+        /// By how much.
+        seconds: u64,
+    },
     /// The node has left or its name is taken.
     #[error("this sidecar has left the mesh")]
     Gone,
@@ -221,7 +229,10 @@ impl Node {
         }
         for id in &ids {
             let record = self.own(id)?;
-            if record.drain.is_none() {
+            // What an operator says of a drain is the last word; a shutdown adds nothing to it.
+            let said =
+                record.drain.as_ref().is_some_and(|held| by == SHUTDOWN || held.by != SHUTDOWN && reason.is_empty());
+            if !said {
                 let drain = Drain { by: by.to_owned(), at: now.wall, reason: reason.to_owned() };
                 let record = InstanceRecord { drain: Some(drain.clone()), ..record.clone() };
                 if by != SHUTDOWN {
@@ -259,6 +270,10 @@ impl Node {
         self.present()?;
         let held = self.catalog.policy(service).map(|entry| entry.policy.clone());
         let policy = change.apply(service, held.as_deref(), self.config.node.as_str(), now.wall)?;
+        let own = u64::try_from(self.clock_ahead(now).unwrap_or(0)).unwrap_or(0);
+        if own > MAX_AHEAD_MS && !policy.off {
+            return Err(OrderError::OwnClockAhead { seconds: own / 1000 });
+        }
         let ahead = policy.version.clock.saturating_sub(now.wall.0);
         if ahead > MAX_AHEAD_MS && !policy.off {
             return Err(OrderError::ClockAhead { service: service.clone(), seconds: ahead / 1000 });
@@ -271,7 +286,7 @@ impl Node {
     pub fn rollback(&mut self, now: Now, service: &ServiceName, reason: &str) -> Result<LanePolicy, OrderError> {
         self.present()?;
         let held = self.catalog.policy(service).map(|entry| entry.policy.clone());
-        let policy = rollback(service, held.as_deref(), self.config.node.as_str(), reason, now.wall);
+        let policy = rollback(service, held.as_deref(), self.config.node.as_str(), reason, self.believable_wall(now));
         self.say_policy(now, policy.clone(), Spread::Flood);
         Ok(policy)
     }

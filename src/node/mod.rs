@@ -7,6 +7,8 @@
 //!
 //! Not here: sockets, files, names to resolve, and any decision about a request.
 
+mod clocks;
+mod complaints;
 mod gossip;
 mod ingress;
 mod io;
@@ -39,7 +41,7 @@ use crate::{
 
 pub use io::{Counters, DialError, Event, Input, NodeConfig, Now, Output};
 pub use local::{InstanceChange, InstanceSpec, OrderError, SHUTDOWN};
-pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig};
+pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig, Removal};
 pub use stored::{Stored, StoredFault};
 
 /// One sidecar, without its sockets.
@@ -48,6 +50,7 @@ pub struct Node {
     trust: Arc<dyn Trust>,
     key: KeyId,
     generation: u64,
+    written: join::Written,
     revision: u32,
     nonce: u64,
     phase: Phase,
@@ -67,9 +70,12 @@ pub struct Node {
     spoken_since: Option<Mono>,
     gossip_at: Option<Mono>,
     join_until: Mono,
+    control_at: Mono,
     tidy_at: Mono,
     persist_at: Option<Mono>,
     counters: Counters,
+    clocks: clocks::Clocks,
+    complaints: complaints::Complaints,
 }
 
 /// Where the node is in its life.
@@ -101,6 +107,7 @@ impl Node {
         let mut node = Self {
             key,
             generation,
+            written: join::Written::new(stored.generation, now.mono),
             revision: 0,
             nonce,
             phase: Phase::Joining,
@@ -119,9 +126,12 @@ impl Node {
             spoken_since: None,
             gossip_at: None,
             join_until: now.mono + JOIN_WAIT,
+            control_at: Mono::ZERO,
             tidy_at: now.mono + TIDY_EVERY,
             persist_at: None,
             counters: Counters::default(),
+            clocks: clocks::Clocks::default(),
+            complaints: complaints::Complaints::default(),
             config,
             trust,
         };
@@ -136,11 +146,14 @@ impl Node {
     pub fn handle(&mut self, now: Now, input: Input) {
         match input {
             Input::Envelope { from, addr, bytes } => self.envelope(now, &from, addr, bytes),
-            Input::SyncRequest { id, from, addr, bytes } => self.sync_request(now, id, &from, addr, &bytes),
+            Input::SyncRequest { id, from, addr, bytes } => self.sync_request(now, id, &from, addr, bytes),
             Input::SyncEnded { token, result } => self.sync_ended(now, token, result),
+            // The port of a seed that is no member: its host answered, so this node's network works.
+            Input::Refused { token: join::CONTROL } => self.membership.control(now.mono),
             Input::Refused { token } => self.membership.refused(now.mono, token, &*self.trust),
             Input::Seeds(addrs) => self.set_seeds(now, addrs),
             Input::Control => self.membership.control(now.mono),
+            Input::Persisted { generation } => self.persisted(now, generation),
         }
         self.settle(now);
     }
@@ -148,7 +161,9 @@ impl Node {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Now) {
         self.membership.timeout(now.mono, &*self.trust);
+        self.written_anyway(now);
         self.drive_join(now);
+        self.ask_seeds_for_control(now);
         self.drive_sync(now);
         if self.gossip_at.is_some_and(|at| now.mono >= at) {
             self.gossip_round(now);
@@ -164,8 +179,8 @@ impl Node {
 
     /// When [`Node::handle_timeout`] wants to be called next.
     pub fn poll_timeout(&self) -> Option<Mono> {
-        // An open challenge ends by itself; until then the waiting time says nothing.
-        let waits = self.phase == Phase::Joining && self.challenges.is_empty();
+        // An open challenge ends by itself, and so does a write; until then the waiting time says nothing.
+        let waits = self.phase == Phase::Joining && self.challenges.is_empty() && self.may_use_generation();
         let joining = waits.then_some(self.join_until);
         [
             self.membership.poll_timeout(),
@@ -173,6 +188,7 @@ impl Node {
             self.view.due(),
             self.persist_at,
             joining,
+            self.written.due(),
             self.seed_due(),
             Some(self.syncs.due()),
             Some(self.tidy_at),
@@ -335,6 +351,8 @@ impl Node {
 
     fn carry_out(&mut self, now: Now, action: Action) {
         match action {
+            // A probe's packet names the generation, which is not settled yet.
+            Action::Send { frames, .. } if self.phase == Phase::Joining && frames.iter().any(is_probe) => {}
             Action::Send { to, frames } => self.send_frames(&to, frames),
             Action::SendLatest { to, about } => {
                 let latest = self.catalog.member(&about).map(|entry| {
@@ -396,9 +414,9 @@ impl Node {
 
     fn persist(&mut self, _now: Now) {
         self.persist_at = None;
-        let stored =
-            Stored { generation: self.generation, drains: self.local.drains(), statements: self.catalog.statements() };
-        self.outputs.push_back(Output::Persist(stored.encode().into()));
+        let generation = self.written.wanted().unwrap_or(self.generation);
+        let stored = Stored { generation, drains: self.local.drains(), statements: self.catalog.statements() };
+        self.outputs.push_back(Output::Persist { generation, bytes: stored.encode().into() });
     }
 
     /// Loads what was known before the restart; each statement is checked again like any other.
@@ -454,6 +472,17 @@ fn forget_after() -> Duration {
         (_, true) => FORGET_AFTER * 1000,
         _ => FORGET_AFTER,
     }
+}
+
+/// Worst times from the end of a member until nobody sends it a new request, in a healthy mesh of so many members.
+pub fn removal(membership: &MembershipConfig, members: usize) -> Removal {
+    // News goes on to `EAGER` others from whoever hears it, so it needs as many rounds as the mesh has powers of that.
+    let rounds = members.max(2).ilog(EAGER) + 1;
+    membership.removal(members, GOSSIP_EVERY * rounds)
+}
+
+fn is_probe(frame: &Frame) -> bool {
+    matches!(frame, Frame::Foca(_))
 }
 
 /// How far a statement is carried at once.

@@ -24,6 +24,9 @@ const GIVE_UP: Duration = Duration::from_secs(8);
 /// At most one sync with the same unintroduced peer in this time.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
+/// So many requests wait for the first write, which takes some milliseconds; further ones are answered at once.
+const MOST_EARLY: usize = 1024;
+
 /// Why a sync was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Purpose {
@@ -43,6 +46,8 @@ pub(super) struct Syncs {
     mismatch: Option<Mono>,
     last: Option<Mono>,
     asked: BTreeMap<NodeId, Mono>,
+    /// Requests that came before the generation was on disk: the reply would tell it.
+    early: Vec<(u64, NodeId, SocketAddr, Bytes)>,
     pub(super) goodbyes: u32,
 }
 
@@ -55,6 +60,7 @@ impl Syncs {
             mismatch: None,
             last: None,
             asked: BTreeMap::new(),
+            early: Vec::new(),
             goodbyes: 0,
         }
     }
@@ -145,11 +151,22 @@ impl Node {
         }
     }
 
+    /// Answers those who asked before this node could say who it is.
+    pub(super) fn answer_early_requests(&mut self, now: Now) {
+        for (id, from, addr, bytes) in std::mem::take(&mut self.syncs.early) {
+            self.sync_request(now, id, &from, addr, bytes);
+        }
+    }
+
     /// A peer tells what it holds: take its introduction, answer with what it lacks.
-    pub(super) fn sync_request(&mut self, now: Now, id: u64, from: &NodeId, addr: SocketAddr, bytes: &[u8]) {
-        let Some(request) = SyncRequest::decode(bytes) else {
+    pub(super) fn sync_request(&mut self, now: Now, id: u64, from: &NodeId, addr: SocketAddr, bytes: Bytes) {
+        if self.phase == Phase::Joining && !self.may_use_generation() && self.syncs.early.len() < MOST_EARLY {
+            self.syncs.early.push((id, from.clone(), addr, bytes));
+            return;
+        }
+        let Some(request) = SyncRequest::decode(&bytes) else {
             self.outputs.push_back(Output::SyncReply { id, bytes: Bytes::new() });
-            return self.malformed(from, "unreadable sync request".into());
+            return self.malformed(now, from, "unreadable sync request".into());
         };
         self.counters.syncs_answered += 1;
         if from == &self.config.node {
@@ -167,7 +184,7 @@ impl Node {
             nonce: entry.member.nonce,
         });
         let down = self.membership.down();
-        let reply = SyncReply { version: 1, statements, wanted, namesake, down };
+        let reply = SyncReply { version: 1, statements, wanted, namesake, down, wall: now.wall.0 };
         self.outputs.push_back(Output::SyncReply { id, bytes: reply.encode().into() });
         if self.catalog.member(from).is_some() {
             self.heard(now, from);
@@ -181,7 +198,7 @@ impl Node {
             Ok((from, bytes)) => match SyncReply::decode(bytes) {
                 Some(reply) => Some((from.clone(), reply)),
                 None => {
-                    self.malformed(&from.clone(), "unreadable sync reply".into());
+                    self.malformed(now, &from.clone(), "unreadable sync reply".into());
                     None
                 }
             },
@@ -203,6 +220,7 @@ impl Node {
         if let Some(namesake) = reply.namesake {
             self.namesake(now, namesake);
         }
+        self.peer_clock(now, from, reply.wall);
         self.statements(now, from, reply.statements);
         for (node, generation, incarnation) in reply.down {
             self.membership.held_dead_by_peer(now.mono, &node, generation, incarnation, &*self.trust);

@@ -2,7 +2,8 @@
 //!
 //! A lone change publishes at once; further ones inside the coalescing time wait for its end. What takes an instance out of
 //! traffic (death, doubt, drain, critical, weight 0, policy, rollback) is never held. Returns of an instance that keeps
-//! leaving and coming back within one generation are held for a growing time, so that it cannot shake the ring.
+//! leaving and coming back within one generation are held for a growing time, so that it cannot shake the ring; its first
+//! arrival is no return.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -45,6 +46,8 @@ pub(super) struct View {
 struct Flap {
     generation: u64,
     routable: bool,
+    /// It has been routable in this generation: from then on becoming routable is a return.
+    arrived: bool,
     returns: u32,
     last_return: Mono,
     held_until: Mono,
@@ -120,13 +123,22 @@ impl View {
     fn held(&mut self, now: Mono, record: &InstanceRecord, owner: MemberState) -> bool {
         // Only what happens to an instance counts; what its operator does (drain, weight) is never held back.
         let routable = record.health != Health::Critical && matches!(owner, MemberState::Alive | MemberState::Doubtful);
-        let fresh = Flap { generation: record.generation, routable, returns: 0, last_return: now, held_until: now };
-        let flap = self.flaps.entry((record.owner.clone(), record.id.clone())).or_insert_with(|| fresh);
+        let fresh = || Flap {
+            generation: record.generation,
+            routable,
+            arrived: routable,
+            returns: 0,
+            last_return: now,
+            held_until: now,
+        };
+        let flap = self.flaps.entry((record.owner.clone(), record.id.clone())).or_insert_with(fresh);
         if flap.generation != record.generation {
             // A restart is no flapping: a new generation starts with a clean slate.
-            (flap.generation, flap.routable, flap.returns, flap.held_until) = (record.generation, routable, 0, now);
+            *flap = fresh();
         }
-        if routable && !flap.routable {
+        let returns = routable && !flap.routable && flap.arrived;
+        flap.arrived |= routable;
+        if returns {
             let settled = now.since(flap.last_return) > FLAP_WINDOW;
             flap.returns = if settled { 1 } else { flap.returns + 1 };
             flap.last_return = now;

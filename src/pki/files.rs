@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{ErrorKind, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
@@ -13,7 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::P
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// The file system says no.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}{}", path.display(), cure(source))]
     Io {
         /// `read`, `write`, ...
         action: &'static str,
@@ -39,6 +39,18 @@ pub enum PkiError {
     /// What is asked for makes no sense.
     #[error("{0}")]
     Request(String),
+}
+
+/// What helps against the commonest reasons.
+fn cure(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        ErrorKind::NotFound => {
+            "; `lanemesh ca init` and `lanemesh ca issue` make certificate files, the configuration's [identity] says where they are"
+        }
+        ErrorKind::PermissionDenied => "; it must be readable by the user that runs this",
+        ErrorKind::InvalidData => "; it is no PEM file",
+        _ => "",
+    }
 }
 
 /// A file to be written.

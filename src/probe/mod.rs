@@ -72,6 +72,16 @@ impl Drop for Probes {
     }
 }
 
+/// The longest until an instance is critical, after its application died and refuses (first), or hangs (second); `None` when
+/// it is not checked.
+pub fn worst(check: &Check) -> Option<(Duration, Duration)> {
+    // It ended just after a check passed. Then a failed check costs nothing but the short wait, or its timeout.
+    let fall = u32::from(check.fall);
+    let hanging = check.interval + (check.timeout.max(SOON) + MIN_PAUSE) * fall;
+    let refusing = check.interval + (SOON + MIN_PAUSE) * fall.saturating_sub(1);
+    (check.kind != CheckKind::None).then_some((refusing, hanging))
+}
+
 /// Starts checking `targets`; changes of health go to the agent. Must be called inside a runtime.
 pub fn start(targets: Vec<Target>, handle: Handle) -> Probes {
     start_with(targets, move |id, health| {

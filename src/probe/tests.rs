@@ -97,3 +97,10 @@ async fn without_a_check_it_passes_at_once() {
     let (_probes, mut rx) = watched(vec![target(CheckKind::None, "127.0.0.1:1".parse().unwrap())]);
     assert_eq!(next(&mut rx).await, Health::Passing);
 }
+
+#[test]
+fn with_the_defaults_a_dead_application_is_known_everywhere_within_two_seconds() {
+    let (refusing, hanging) = worst(&Check::default()).expect("checked");
+    assert!(refusing < Duration::from_millis(1_500) && refusing < hanging, "{refusing:?} {hanging:?}");
+    assert_eq!(worst(&check(CheckKind::None)), None);
+}

@@ -292,6 +292,8 @@ pub(super) enum AnswerBody {
     Streamed(Gathering),
     /// None, whatever its head says (304).
     Absent,
+    /// None: the connection is no longer HTTP.
+    Switched,
 }
 
 enum Source {
@@ -303,6 +305,10 @@ enum Source {
         parts: VecDeque<Bytes>,
         rest: Incoming,
         idle: Idle,
+        /// The instance broke off; told one turn later. hyper writes what it holds (the head, for a start) only when a body has
+        /// nothing for it, and throws it away when the body fails: the client would see a connection that closes without a byte,
+        /// and many repeat such a request, whatever its method.
+        broken: Option<hyper::Error>,
     },
 }
 
@@ -326,11 +332,17 @@ impl ResponseBody {
                 lease.give_back();
                 Self { source: Source::Absent, lease: None, flight: Some(flight) }
             }
+            AnswerBody::Switched => Self::none(),
             AnswerBody::Streamed(Gathering { parts, rest }) => {
-                let source = Source::Streamed { parts, rest, idle: Idle::new(silence) };
+                let source = Source::Streamed { parts, rest, idle: Idle::new(silence), broken: None };
                 Self { source, lease: Some(lease), flight: Some(flight) }
             }
         }
+    }
+
+    /// None, of a response that does not end its request.
+    pub(super) fn none() -> Self {
+        Self { source: Source::Whole(Bytes::new()), lease: None, flight: None }
     }
 
     /// One that needs no connection any more.
@@ -342,7 +354,9 @@ impl ResponseBody {
         match &self.source {
             Source::Whole(bytes) => bytes.is_empty(),
             Source::Absent => true,
-            Source::Streamed { parts, rest, .. } => parts.is_empty() && rest.is_end_stream(),
+            Source::Streamed { parts, rest, broken, .. } => {
+                parts.is_empty() && broken.is_none() && rest.is_end_stream()
+            }
         }
     }
 
@@ -351,7 +365,10 @@ impl ResponseBody {
             Source::Absent => Poll::Ready(None),
             Source::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Source::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Source::Streamed { parts, rest, idle } => {
+            Source::Streamed { parts, rest, idle, broken } => {
+                if let Some(error) = broken.take() {
+                    return Poll::Ready(Some(Err(io::Error::other(error))));
+                }
                 if let Some(part) = parts.pop_front() {
                     return Poll::Ready(Some(Ok(Frame::data(part))));
                 }
@@ -360,7 +377,11 @@ impl ResponseBody {
                         idle.progress();
                         Poll::Ready(Some(Ok(frame)))
                     }
-                    Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(io::Error::other(error)))),
+                    Poll::Ready(Some(Err(error))) => {
+                        *broken = Some(error);
+                        cx.waker().wake_by_ref();
+                        Poll::Pending
+                    }
                     Poll::Ready(None) => Poll::Ready(None),
                     Poll::Pending => {
                         ready!(idle.poll_expired(cx));

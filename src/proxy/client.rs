@@ -1,18 +1,26 @@
 //! One client connection: hyper serves it, the thread's sweep watches its clock.
 
-use std::{cell::Cell, convert::Infallible, net::SocketAddr, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    convert::Infallible,
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
 
-use http::Request;
+use http::{Request, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, sync::Notify};
+use tokio::{net::TcpStream, sync::Notify, time::timeout};
 
 use super::{
     Reason,
     forward::handle,
-    framing::{Fault, Follower},
+    framing::{Fault, Follower, Limit},
     io::{ClientIo, Socket, Wire},
-    worker::Worker,
+    tunnel::Tunnel,
+    worker::{Slot, Worker},
 };
 use crate::types::Mono;
 
@@ -23,6 +31,10 @@ pub(super) struct Client {
     pub(super) dedicated: Option<Arc<str>>,
     socket: Socket,
     wire: Rc<Wire>,
+    /// What the connection becomes after the present response.
+    tunnel: RefCell<Option<Tunnel>>,
+    /// It has become that, and looks after itself.
+    tunnelled: Cell<bool>,
     /// Requests handed over by hyper so far.
     served: Cell<u64>,
     in_flight: Cell<u32>,
@@ -46,7 +58,6 @@ impl Client {
         self.wire.follower.borrow().fault(index).map(|fault| match fault {
             Fault::Framing => Reason::BadFraming,
             Fault::Target => Reason::BadTarget,
-            Fault::TooLarge => Reason::HeadTooLarge,
         })
     }
 
@@ -73,8 +84,31 @@ impl Client {
         self.end.notify_one();
     }
 
+    /// The client's socket; the connection's own once HTTP is over.
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// After the present response the connection is no longer HTTP.
+    pub(super) fn becomes(&self, tunnel: Tunnel) {
+        self.tunnel.replace(Some(tunnel));
+    }
+
+    /// Returns when the connection is ended from outside.
+    pub(super) async fn told_to_end(&self) {
+        self.end.notified().await;
+    }
+
+    /// Whether it was ended because the client broke off.
+    pub(super) fn cut_off(&self) -> bool {
+        self.how.get() == End::Now
+    }
+
     /// Looks at the clock: ends what is idle, stalls, or was reset by the client.
     pub(super) fn sweep(&self, worker: &Worker, now: Mono) {
+        if self.tunnelled.get() {
+            return;
+        }
         let timeouts = &worker.config.timeouts;
         let silent = now.since(self.wire.since.get());
         if self.wire.blocked.get().is_some_and(|since| now.since(since) > timeouts.idle) {
@@ -98,7 +132,8 @@ impl Client {
 }
 
 /// Serves one connection to its end.
-pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: SocketAddr, dedicated: Option<Arc<str>>) {
+pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr, dedicated: Option<Arc<str>>) {
+    let worker = slot.worker();
     // Small responses must not wait for an acknowledgement of the one before.
     let _ = stream.set_nodelay(true);
     let socket = Socket::new(stream);
@@ -107,12 +142,15 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
         follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
         since: worker.clock.mono().into(),
         blocked: Cell::new(None),
+        answered_400: Cell::new(false),
     });
     let client = Rc::new(Client {
         address,
         dedicated,
         socket: socket.clone(),
         wire: wire.clone(),
+        tunnel: RefCell::default(),
+        tunnelled: Cell::new(false),
         served: Cell::new(0),
         in_flight: Cell::new(0),
         end: Notify::new(),
@@ -121,23 +159,38 @@ pub(super) async fn serve(worker: Rc<Worker>, stream: TcpStream, address: Socket
     let _registered = worker.register(&client);
     let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
     let service = service_fn(|request: Request<Incoming>| {
-        let (worker, client) = (worker.clone(), client.clone());
-        async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
+        let (worker, client) = (slot.worker(), client.clone());
+        async move {
+            let response = handle(worker, client.clone(), request).await;
+            client.wire.answered_400.set(response.status() == StatusCode::BAD_REQUEST);
+            Ok::<_, Infallible>(response)
+        }
     });
-    let mut connection = std::pin::pin!(builder(&worker).serve_connection(io, service));
+    let mut connection = builder(&worker).serve_connection(io, service);
     loop {
         tokio::select! {
             ended = &mut connection => {
-                if let Err(error) = ended {
-                    broken(&worker, &client, &error);
+                let stuck = client.wire.follower.borrow().stuck();
+                match (stuck, ended) {
+                    (Some(limit), _) => beyond(&worker, &client, limit),
+                    (None, Err(error)) => broken(&worker, &client, &error),
+                    (None, Ok(())) => {}
                 }
-                return;
+                break;
             }
             () = client.end.notified() => match client.how.get() {
-                End::Gracefully => connection.as_mut().graceful_shutdown(),
+                End::Gracefully => std::pin::Pin::new(&mut connection).graceful_shutdown(),
                 End::Now => return,
             },
         }
+    }
+    let tunnel = client.tunnel.take();
+    if let Some(tunnel) = tunnel {
+        client.tunnelled.set(true);
+        tunnel.carry(&client, connection.into_parts().read_buf).await;
+    } else {
+        drop(connection);
+        linger(&client).await;
     }
 }
 
@@ -145,22 +198,42 @@ fn builder(worker: &Worker) -> http1::Builder {
     let config = &worker.config;
     let mut builder = http1::Builder::new();
     // The sweep keeps the time of heads: hyper's own timer would also run between requests.
-    builder.half_close(true).header_read_timeout(None).max_header_size(config.max_head_bytes.max(HYPER_HEAD));
-    builder.max_buf_size(config.max_head_bytes.max(HYPER_BUFFER));
-    if config.max_headers > HYPER_HEADERS {
-        builder.max_headers(config.max_headers);
+    builder.half_close(true).header_read_timeout(None).max_buf_size(config.max_head_bytes.max(HYPER_BUFFER));
+    // The follower keeps heads beyond the limits away. One more: the line that it stopped in may have begun.
+    if config.max_headers >= HYPER_HEADERS {
+        builder.max_headers(config.max_headers + 1);
     }
     builder
 }
 
-/// hyper answers what it cannot parse by itself, without a body; here it is counted and explained.
+/// Closes in a way that lets a client which is still sending read the last answer (RFC 9112 9.6): with bytes unread, closing
+/// would be a reset, and a reset takes away what the client has not read yet.
+async fn linger(client: &Client) {
+    if client.wire.follower.borrow().between() || client.socket.reset() {
+        return;
+    }
+    client.socket.finish();
+    // Whether it ends by its end, an error or the time: afterwards it is closed.
+    let _ = timeout(LINGER, client.socket.discard()).await;
+}
+
+/// Refuses a head that the follower kept away from hyper.
+fn beyond(worker: &Worker, client: &Client, limit: Limit) {
+    let reason = if limit == Limit::Target { Reason::TargetTooLong } else { Reason::HeadTooLarge };
+    client.socket.last_words(&reason.last_words());
+    worker.metrics.proxy_error(reason.name());
+    let limits = (worker.config.max_head_bytes, worker.config.max_headers);
+    let (client, reason) = (client.address, reason.name());
+    tracing::info!(%client, reason, max_head_bytes = limits.0, max_headers = limits.1, "request refused");
+}
+
+/// hyper ends the connection when it cannot parse what comes; [`ClientIo`] has put the reason into its answer. Here it is
+/// counted.
 fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
     let reason = if error.is_parse_version_h2() {
         // The one thing that hyper closes upon without a word.
         client.socket.last_words(&Reason::VersionUnsupported.last_words());
         Some(Reason::VersionUnsupported)
-    } else if error.is_parse_too_large() {
-        Some(Reason::HeadTooLarge)
     } else if error.is_parse() {
         Some(Reason::BadSyntax)
     } else {
@@ -169,8 +242,7 @@ fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
     let client = client.address;
     if let Some(reason) = reason {
         worker.metrics.proxy_error(reason.name());
-        let limits = (worker.config.max_head_bytes, worker.config.max_headers);
-        tracing::info!(%client, %error, max_head_bytes = limits.0, max_headers = limits.1, "request refused");
+        tracing::info!(%client, %error, reason = reason.name(), "request refused");
     } else {
         tracing::debug!(%client, %error, "client connection ended");
     }
@@ -178,7 +250,7 @@ fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
 
 /// hyper keeps up to this many headers on the stack; more cost an allocation per request.
 const HYPER_HEADERS: usize = 100;
-/// Heads up to this size reach the follower whole and get an answer that says what is wrong.
-const HYPER_HEAD: usize = 64 * 1024;
 /// Read buffer limit of a connection: bodies move in pieces up to this size.
 const HYPER_BUFFER: usize = 64 * 1024;
+/// For a client to read the last answer while it is still sending.
+const LINGER: Duration = Duration::from_secs(1);

@@ -12,7 +12,7 @@ use crate::routing::GiveUp;
 /// Why the proxy answers in an upstream's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Not HTTP/1.1 at all. hyper answers it, without a body; this names it in metrics.
+    /// Not HTTP/1.1 at all.
     BadSyntax,
     /// HTTP/2.
     VersionUnsupported,
@@ -28,6 +28,8 @@ pub enum Reason {
     RequestTimeout,
     /// The request head is larger than configured.
     HeadTooLarge,
+    /// The request line is longer than configured, or than any may be.
+    TargetTooLong,
     /// `CONNECT`.
     ConnectUnsupported,
     /// No such service in the mesh.
@@ -77,7 +79,7 @@ const fn entry(
 
 /// In the order of [`Reason`].
 #[rustfmt::skip]
-const TABLE: [Entry; 20] = [
+const TABLE: [Entry; 21] = [
     entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
         "what the client sent is not an HTTP/1.1 request",
         "send plain HTTP/1.1 to this port; TLS is not taken here"),
@@ -102,6 +104,9 @@ const TABLE: [Entry; 20] = [
     entry(Reason::HeadTooLarge, "head_too_large", 431, "http_request_error",
         "the request head is larger than this sidecar accepts",
         "send fewer or shorter headers, or raise proxy.max_head_bytes or proxy.max_headers"),
+    entry(Reason::TargetTooLong, "target_too_long", 414, "http_request_error",
+        "the request line is longer than this sidecar accepts",
+        "send what is long in the body, or raise proxy.max_head_bytes; more than 65500 bytes are never taken"),
     entry(Reason::ConnectUnsupported, "connect_not_supported", 501, "http_request_denied",
         "CONNECT is not supported by this version",
         "send plain HTTP requests: the sidecar is the one that encrypts"),
@@ -142,8 +147,8 @@ const TABLE: [Entry; 20] = [
 
 impl Reason {
     /// All of them, in documented order.
-    pub const ALL: [Self; 20] = {
-        let mut all = [Self::BadSyntax; 20];
+    pub const ALL: [Self; 21] = {
+        let mut all = [Self::BadSyntax; 21];
         let mut at = 0;
         while at < all.len() {
             all[at] = TABLE[at].reason;
@@ -188,6 +193,7 @@ impl Reason {
                 | Self::BadConnectionHeader
                 | Self::RequestTimeout
                 | Self::HeadTooLarge
+                | Self::TargetTooLong
                 | Self::ConnectUnsupported
                 | Self::TooManyConnections
         )
@@ -223,14 +229,14 @@ impl Reason {
 
     /// The whole response as it goes over the wire, for a connection that is closed with it and that hyper does not hold.
     pub(super) fn last_words(self) -> String {
-        let status = StatusCode::from_u16(self.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let body = format!("lanemesh: {}\ncure: {}\nreason: {}\n", self.what(), self.cure(), self.name());
-        format!(
-            "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {}\r\n\
-             x-lanemesh-error: {}\r\n\r\n{body}",
-            body.len(),
-            self.name()
-        )
+        let response = self.response(false, "");
+        let mut text = format!("HTTP/1.1 {}\r\nconnection: close\r\n", response.status());
+        for (name, value) in response.headers().iter().filter(|(name, _)| **name != header::CONNECTION) {
+            text += &format!("{name}: {}\r\n", String::from_utf8_lossy(value.as_bytes()));
+        }
+        text += &format!("content-length: {}\r\n\r\n", response.body().len());
+        text += &String::from_utf8_lossy(response.body());
+        text
     }
 
     /// Names the reason in a response's headers.

@@ -11,7 +11,7 @@ use super::{
     body::{AnswerBody, Gathering, Outgoing, Progress, RequestBody, Whole},
     flight::Flight,
     forward::{Refusal, reads_whole, reason_of, refusal},
-    headers::{X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
+    headers::{self, X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
     pool::{ConnectFault, Lease, Link},
     view::{Prepared, Service},
     worker::Worker,
@@ -153,6 +153,9 @@ impl<'a> Exchange<'a> {
             let left = deadline.since(self.worker.clock.mono()).as_millis();
             headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)));
         }
+        if let Some(wanted) = &self.flight.upgrade {
+            headers::ask_upgrade(headers, wanted.clone());
+        }
         let gate = self.body.expects().then(|| {
             let (open, opened) = oneshot::channel();
             let open = Mutex::new(Some(open));
@@ -212,8 +215,18 @@ impl<'a> Exchange<'a> {
     ) -> Result<Tried, Refusal> {
         let entry = &self.routed.instances[usize::from(instance)];
         let (head, body) = response.into_parts();
+        let granted = |wanted: &HeaderValue| headers::grants_upgrade(&head.headers, wanted);
+        if head.status == StatusCode::SWITCHING_PROTOCOLS && self.flight.upgrade.as_ref().is_some_and(granted) {
+            let answer = Answer { head, body: AnswerBody::Switched, lease, instance, closes: false };
+            return Ok(Tried::Answered(Box::new(answer)));
+        }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             self.blame(Reason::BadResponse, entry, "it switches protocols unasked");
+            let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
+            return Err(Refusal { reason: Reason::BadResponse, detail });
+        }
+        if !headers::framing_is_plain(&head.headers) {
+            self.blame(Reason::BadResponse, entry, "it uses a transfer coding that nobody asked for");
             let detail = self.blame.take().map(|(_, detail)| detail).unwrap_or_default();
             return Err(Refusal { reason: Reason::BadResponse, detail });
         }

@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
-use http::{Method, Uri, request::Parts};
+use http::{HeaderValue, Method, Uri, request::Parts};
 
 use super::{
     client::Client,
@@ -37,6 +37,10 @@ pub(super) struct Flight {
     pub(super) status: Option<u16>,
     pub(super) bytes: u64,
     pub(super) error: Option<&'static str>,
+    /// What the client wants to upgrade to, if it does.
+    pub(super) upgrade: Option<HeaderValue>,
+    /// How long it took until the connection was switched to a tunnel, which may then last for days.
+    pub(super) switched: Option<Duration>,
 }
 
 impl Flight {
@@ -62,7 +66,14 @@ impl Flight {
             status: None,
             bytes: 0,
             error: None,
+            upgrade: None,
+            switched: None,
         }
+    }
+
+    /// The connection is no longer HTTP from here on: the request took as long as that, whatever follows.
+    pub(super) fn switches(&mut self) {
+        self.switched = Some(self.worker.clock.mono().since(self.begun));
     }
 
     /// The instance tried last.
@@ -98,10 +109,11 @@ impl Flight {
             client: self.client.address,
             method: self.method.to_string(),
             service: self.service.as_ref().map(|service| service.name.clone()),
-            path: self.uri.to_string(),
+            // Without the query: tokens and personal data travel there.
+            path: self.uri.path().to_owned(),
             status: self.status,
             bytes: self.bytes,
-            duration_ms: took.as_secs_f64() * 1e3,
+            duration_ms: (took.as_secs_f64() * 1e6).round() / 1e3,
             route_key: self.route_key.as_deref().or(self.subject.as_deref()).map(str::to_owned),
             user_id: self.subject.as_deref().map(str::to_owned),
             gray_result: self.decision.as_ref().map(|decision| decision.lane.reason.as_str()),
@@ -131,7 +143,7 @@ impl Drop for Flight {
         if self.status.is_none() {
             self.error = Some("client_aborted");
         }
-        self.series().finished(self.class, self.status, now.since(self.begun));
+        self.series().finished(self.class, self.status, self.switched.unwrap_or_else(|| now.since(self.begun)));
         self.worker.request_ended();
         self.client.left(now);
         let access = &self.worker.access;

@@ -3,11 +3,14 @@
 use std::{rc::Rc, time::Duration};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header, request::Parts};
-use hyper::body::{Body, Incoming};
+use hyper::{
+    body::{Body, Incoming},
+    ext::ReasonPhrase,
+};
 
 use super::{
     Reason,
-    body::{ClientFault, Outgoing, ResponseBody, keep},
+    body::{AnswerBody, ClientFault, Outgoing, ResponseBody, keep},
     class::{method_class, retry},
     client::Client,
     deadline,
@@ -15,6 +18,7 @@ use super::{
     flight::Flight,
     headers::{self, X_ATTEMPTS, X_BUCKET, X_INSTANCE, X_LANE, X_REASON, X_VERSION},
     subject, target,
+    tunnel::Tunnel,
     view::Service,
     worker::Worker,
 };
@@ -51,6 +55,7 @@ pub(super) async fn handle(
         None => answer(&worker, &mut flight, &mut parts, body).await,
     };
     match answered {
+        Ok(answer) if matches!(answer.body, AnswerBody::Switched) => switch(&worker, flight, answer, json).await,
         Ok(answer) => pass_on(&worker, flight, answer),
         Err(refusal) => refuse(&worker, flight, &refusal, json),
     }
@@ -73,12 +78,15 @@ async fn answer(
     let routed = service.view(&view).ok_or_else(unknown)?;
     let decision = decide(worker, flight, &service, routed, headers);
     let limit = deadline::requested(headers);
+    let upgrade = if *version == http::Version::HTTP_11 { headers::wanted_upgrade(headers) } else { None };
     let hops = headers::clean_request(headers, &worker.lane_header)?.hops;
     if hops >= headers::MAX_HOPS {
         return Err(Reason::Loop.into());
     }
     headers::add_common(headers, flight.client.address.ip(), hops);
     let outgoing = prepare_body(headers, body, worker.config.timeouts.idle).await?;
+    // A body that is still on its way would have to be finished first; an `Upgrade` may be ignored at any time.
+    flight.upgrade = upgrade.filter(|_| outgoing.replayable());
     let total = limit.map_or(worker.config.timeouts.total, |limit| limit.min(worker.config.timeouts.total));
     let limits =
         AttemptsConfig { max_retries: worker.config.max_retries, per_try: worker.config.timeouts.per_try, total };
@@ -181,11 +189,43 @@ fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         lease.link.spend();
     }
+    // Of what hyper notes beside a head, only a reason phrase of the instance's own is anybody else's business.
+    let phrase = head.extensions.remove::<ReasonPhrase>();
     head.extensions.clear();
+    match phrase {
+        Some(phrase) => drop(head.extensions.insert(phrase)),
+        None if head.status.canonical_reason().is_none() => {
+            head.extensions.insert(ReasonPhrase::from_static(b""));
+        }
+        None => {}
+    }
     // The client's own version decides the framing; an instance that speaks 1.0 does not make the client's connection 1.0.
     head.version = http::Version::HTTP_11;
     let silence = worker.config.timeouts.idle;
     Response::from_parts(head, ResponseBody::new(body, silence, lease, flight))
+}
+
+/// An instance has switched protocols: the client is told, and then both connections are one.
+async fn switch(worker: &Worker, mut flight: Box<Flight>, answer: Answer, json: bool) -> Response<ResponseBody> {
+    let Answer { mut head, lease, instance, .. } = answer;
+    let until = worker.clock.instant(worker.clock.mono() + worker.config.timeouts.per_try);
+    let (Some(wanted), Some((socket, early, in_flight))) = (flight.upgrade.take(), lease.switched(until.into()).await)
+    else {
+        let detail = "it switched protocols before it had taken the request".to_owned();
+        return refuse(worker, flight, &Refusal { reason: Reason::BadResponse, detail }, json);
+    };
+    (flight.instance, flight.answered) = (Some(instance), true);
+    flight.status = Some(head.status.as_u16());
+    flight.switches();
+    headers::clean_switch(&mut head.headers, wanted);
+    if worker.config.expose_decision {
+        expose(&flight, &mut head.headers);
+    }
+    head.extensions.clear();
+    head.version = http::Version::HTTP_11;
+    let client = flight.client.clone();
+    client.becomes(Tunnel { flight, instance: socket, early, in_flight });
+    Response::from_parts(head, ResponseBody::none())
 }
 
 /// A response of the proxy's own.

@@ -98,6 +98,43 @@ pub(super) struct Cleaned {
     pub(super) hops: u32,
 }
 
+/// What a client asks to upgrade to (RFC 9110 7.8): the tokens of `Upgrade`, if `Connection` lists it. `h2c` is not among them:
+/// upgrading to HTTP/2 is obsolete (RFC 9113 3.1), and what follows is for this sidecar, not for an instance.
+pub(super) fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    if !headers.contains_key(header::UPGRADE) {
+        return None;
+    }
+    tokens(headers, &header::CONNECTION).find(|token| token.eq_ignore_ascii_case(b"upgrade"))?;
+    let wanted: Vec<&[u8]> = tokens(headers, &header::UPGRADE)
+        .filter(|token| !token.is_empty() && !token.eq_ignore_ascii_case(b"h2c"))
+        .collect();
+    HeaderValue::from_bytes(&wanted.join(&b", "[..])).ok().filter(|value| !value.is_empty())
+}
+
+/// Asks an instance to upgrade. To be called last: nothing else may change `Connection` afterwards.
+pub(super) fn ask_upgrade(headers: &mut HeaderMap, wanted: HeaderValue) {
+    let trailers = headers.contains_key(header::CONNECTION);
+    let nominated = if trailers { "te, upgrade" } else { "upgrade" };
+    headers.insert(header::CONNECTION, HeaderValue::from_static(nominated));
+    headers.insert(header::UPGRADE, wanted);
+}
+
+/// Whether a 101 switches to something that was asked for. Some servers don't name it: then it is what was asked.
+pub(super) fn grants_upgrade(headers: &HeaderMap, wanted: &HeaderValue) -> bool {
+    let asked =
+        |token: &[u8]| wanted.as_bytes().split(|c| *c == b',').any(|t| t.trim_ascii().eq_ignore_ascii_case(token));
+    tokens(headers, &header::UPGRADE).all(asked)
+}
+
+/// Cleans the headers of a 101, which stay those of an upgrade.
+pub(super) fn clean_switch(headers: &mut HeaderMap, wanted: HeaderValue) {
+    let granted = headers.get(header::UPGRADE).cloned().unwrap_or(wanted);
+    clean_response(headers);
+    headers.remove(header::CONTENT_LENGTH);
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, granted);
+}
+
 /// Cleans a request's headers. `lane_header` goes as well: whether it is honoured is decided before.
 pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -> Result<Cleaned, Reason> {
     let hops = headers.get(X_HOPS).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
@@ -145,8 +182,23 @@ pub(super) fn name_value(name: &str) -> HeaderValue {
     HeaderValue::from_str(name).unwrap_or_else(|_| HeaderValue::from_static("other"))
 }
 
+/// Whether a response's body comes as it is, or in chunks: any other transfer coding would have to be undone here (RFC 9112
+/// 7), and none was asked for, since no `TE` is ever sent.
+pub(super) fn framing_is_plain(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(coding), None) => coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"),
+        _ => false,
+    }
+}
+
 /// Cleans a response's headers.
 pub(super) fn clean_response(headers: &mut HeaderMap) {
+    // Chunks say how long a body is, whatever the other header claims (RFC 9112 6.3).
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     // What an upstream nominates by mistake (its own Content-Length) is kept; the rest goes.
     let framing = |name: &HeaderName| [header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name);
     // On refusal nothing was removed: the response is passed on with its framing whole.

@@ -5,11 +5,14 @@
 
 use std::{
     cell::{Cell, RefCell},
+    future::poll_fn,
     io::{self, IoSlice},
     mem::MaybeUninit,
+    net::Shutdown,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use socket2::SockRef;
@@ -18,7 +21,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::framing::Follower;
+use super::{Reason, framing::Follower};
 use crate::{telemetry::Clock, types::Mono};
 
 /// A socket that hyper holds and others may look at, on one thread.
@@ -43,6 +46,50 @@ impl Socket {
     /// Whether the other end has reset the connection (a mere end of its sending does not count).
     pub(super) fn reset(&self) -> bool {
         matches!(SockRef::from(&*self.0.borrow()).take_error(), Ok(Some(_)) | Err(_))
+    }
+
+    /// Waits until there is something to read, an end or an error.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        poll_fn(|cx| self.0.borrow().poll_read_ready(cx)).await
+    }
+
+    /// Waits until something can be written, or an error.
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        poll_fn(|cx| self.0.borrow().poll_write_ready(cx)).await
+    }
+
+    /// Reads what is there; `WouldBlock` when that is nothing.
+    pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.borrow().try_read(buffer)
+    }
+
+    /// Writes what fits; `WouldBlock` when that is nothing.
+    pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow().try_write(bytes)
+    }
+
+    /// Tells the other end that nothing more comes from here.
+    pub(super) fn finish(&self) {
+        // It fails only when the connection is gone, and then there is nobody to tell.
+        let _ = SockRef::from(&*self.0.borrow()).shutdown(Shutdown::Write);
+    }
+
+    /// Makes closing a reset: the other end must not take what it got for all of it.
+    pub(super) fn reset_on_close(&self) {
+        // It fails only when the connection is gone.
+        let _ = SockRef::from(&*self.0.borrow()).set_linger(Some(Duration::ZERO));
+    }
+
+    /// Reads to the end, and keeps nothing of it.
+    pub(super) async fn discard(&self) {
+        let mut buffer = vec![0; 16 * 1024];
+        while self.readable().await.is_ok() {
+            match self.try_read(&mut buffer) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(0) | Err(_) => return,
+            }
+        }
     }
 
     /// Writes what fits, for last words on a connection that is closed next.
@@ -92,6 +139,8 @@ pub(super) struct Wire {
     pub(super) since: Cell<Mono>,
     /// Since when the client takes no bytes, if it does not.
     pub(super) blocked: Cell<Option<Mono>>,
+    /// Whether the last response handed to hyper was a 400: then the next one on the wire is not hyper's own.
+    pub(super) answered_400: Cell<bool>,
 }
 
 /// A client's socket: every byte read passes the follower.
@@ -105,15 +154,29 @@ pub(super) struct ClientIo {
 impl AsyncRead for ClientIo {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
+        if self.wire.follower.borrow().stuck().is_some() {
+            return Poll::Ready(Err(beyond()));
+        }
         ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
         let mut follower = self.wire.follower.borrow_mut();
         // A head's time runs from its first byte, so later bytes of it don't move the mark.
         if !follower.in_head() {
             self.wire.since.set(self.clock.mono());
         }
-        follower.feed(&buf.filled()[before..]);
+        let count = buf.filled().len() - before;
+        let passed = follower.feed(&buf.filled()[before..]);
+        buf.set_filled(before + passed);
+        if passed == 0 && count > 0 {
+            return Poll::Ready(Err(beyond()));
+        }
         Poll::Ready(Ok(()))
     }
+}
+
+/// hyper has all that comes before a head beyond the limits, and asks for more of that head: an error ends it without an answer
+/// of its own.
+fn beyond() -> io::Error {
+    io::ErrorKind::InvalidData.into()
 }
 
 impl ClientIo {
@@ -126,8 +189,24 @@ impl ClientIo {
     }
 }
 
+impl ClientIo {
+    /// hyper answers what it cannot parse by itself, without a word of why, and closes. This is written in its place.
+    fn explained(&self, bytes: &[u8]) -> bool {
+        let bare =
+            bytes.starts_with(b"HTTP/1.1 400 Bad Request\r\n") && bytes.len() < BARE && bytes.ends_with(b"\r\n\r\n");
+        let explains = bare && !self.wire.answered_400.get();
+        if explains {
+            self.socket.last_words(&Reason::BadSyntax.last_words());
+        }
+        explains
+    }
+}
+
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.explained(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.note(written.is_pending());
         written
@@ -138,6 +217,10 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.wire.follower.borrow().stuck().is_some() {
+            // The answer is still to come.
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 
@@ -146,6 +229,11 @@ impl AsyncWrite for ClientIo {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [only] = bytes
+            && self.explained(only)
+        {
+            return Poll::Ready(Ok(only.len()));
+        }
         let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
         self.note(written.is_pending());
         written
@@ -155,3 +243,6 @@ impl AsyncWrite for ClientIo {
         self.socket.is_write_vectored()
     }
 }
+
+/// hyper's own answers are shorter than this.
+const BARE: usize = 200;

@@ -6,13 +6,15 @@
 //!
 //! One file per concern: `worker` (threads and listeners), `client` (one client connection), `forward` (one request), `exchange` (its tries), `target`
 //! (which service), `subject` (who), `headers` (all header rules), `framing` (what hyper's parser hides), `body`, `pool`,
-//! `errors` (every response that the proxy makes itself).
+//! `tunnel` (what is no longer HTTP), `errors` (every response that the proxy makes itself).
 //!
 //! Bodies are streamed both ways with backpressure. Two are held whole so that a failure stays invisible: request bodies of
 //! known length up to 64 KiB (they can be sent again), and responses to safe methods up to 8 KiB (until they are whole,
 //! nothing was given to the client and another instance can answer).
 //!
-//! Not here: HTTP/2, `CONNECT`, upgrades (an `Upgrade` is dropped and the request answered as an ordinary one), TLS.
+//! An `Upgrade` that the instance grants makes client and instance one connection (`tunnel`).
+//!
+//! Not here: HTTP/2, `CONNECT`, TLS.
 
 mod body;
 mod class;
@@ -28,6 +30,7 @@ mod io;
 mod pool;
 mod subject;
 mod target;
+mod tunnel;
 mod view;
 mod worker;
 

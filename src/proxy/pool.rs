@@ -5,7 +5,7 @@
 //! connections at times of its own choosing. A stale connection is never the client's error and never the instance's fault.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     io,
     net::{IpAddr, SocketAddr},
     rc::Rc,
@@ -13,13 +13,14 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustc_hash::FxHashMap;
 use tokio::{
     net::TcpStream,
-    task::{AbortHandle, spawn_local},
-    time::timeout_at,
+    task::{JoinHandle, spawn_local},
+    time::{Instant, timeout_at},
 };
 
 use super::{body::RequestBody, io::Socket};
@@ -46,8 +47,9 @@ pub(super) struct Link {
     epoch: u32,
     /// Not to be used again.
     spent: bool,
-    /// hyper's side of the connection: closed together with this one, also in the middle of a request.
-    driver: AbortHandle,
+    /// hyper's side of the connection: closed together with this one, also in the middle of a request. Its result is what the
+    /// instance sent beyond its last response.
+    driver: JoinHandle<Bytes>,
 }
 
 impl Link {
@@ -84,7 +86,7 @@ pub(super) enum ConnectFault {
 /// The pool of one data thread.
 pub(super) struct Pool {
     entries: RefCell<FxHashMap<usize, Entry>>,
-    idle_limit: Duration,
+    idle_limit: Cell<Duration>,
     clock: Clock,
     /// This sidecar's own listeners.
     own: Vec<SocketAddr>,
@@ -97,7 +99,12 @@ fn key(cell: &Arc<InstanceCell>) -> usize {
 
 impl Pool {
     pub(super) fn new(idle_limit: Duration, own: Vec<SocketAddr>, clock: Clock, metrics: Arc<Metrics>) -> Self {
-        Self { entries: RefCell::default(), idle_limit, clock, own, metrics }
+        Self { entries: RefCell::default(), idle_limit: Cell::new(idle_limit), clock, own, metrics }
+    }
+
+    /// Another limit, from now on.
+    pub(super) fn set_idle_limit(&self, limit: Duration) {
+        self.idle_limit.set(limit);
     }
 
     /// A connection that is ready; `careful` asks the socket itself.
@@ -116,7 +123,7 @@ impl Pool {
         while at > 0 {
             at -= 1;
             let link = &entry.idle[at];
-            if link.sender.is_closed() || now.since(link.since) > self.idle_limit {
+            if link.sender.is_closed() || now.since(link.since) > self.idle_limit.get() {
                 entry.idle.swap_remove(at);
             } else if link.sender.is_ready() {
                 let link = entry.idle.remove(at);
@@ -155,18 +162,21 @@ impl Pool {
         // Small requests must not wait for an acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
         let socket = Socket::new(stream);
-        let (sender, connection) = http1::Builder::new()
+        let (sender, mut connection) = http1::Builder::new()
             .max_buf_size(MAX_RESPONSE_HEAD)
             .handshake(TokioIo::new(socket.clone()))
             .await
             .map_err(|error| ConnectFault::Failed(io::Error::other(error)))?;
         let driver = spawn_local(async move {
-            // Whoever waits for a response hears of the error there.
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection to an instance ended");
+            match (&mut connection).await {
+                Ok(()) => connection.into_parts().read_buf,
+                // Whoever waits for a response hears of the error there.
+                Err(error) => {
+                    tracing::debug!(%error, "connection to an instance ended");
+                    Bytes::new()
+                }
             }
         });
-        let driver = driver.abort_handle();
         let mut entries = self.entries.borrow_mut();
         let entry = entries.entry(key(&instance.cell)).or_insert_with(|| Entry {
             cell: instance.cell.clone(),
@@ -222,7 +232,7 @@ impl Pool {
     pub(super) fn sweep(&self) {
         let now = self.clock.mono();
         self.entries.borrow_mut().retain(|_, entry| {
-            entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since) <= self.idle_limit);
+            entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since) <= self.idle_limit.get());
             // The pool's own handle is the last one: no snapshot holds the instance.
             Arc::strong_count(&entry.cell) > 1
         });
@@ -235,12 +245,19 @@ pub(super) struct Lease {
     key: usize,
     pub(super) link: Link,
     /// Counts the request as in flight at its instance.
-    _in_flight: InFlight,
+    in_flight: InFlight,
 }
 
 impl Lease {
     pub(super) fn new(pool: Rc<Pool>, instance: &InstanceEntry, link: Link) -> Self {
-        Self { pool, key: key(&instance.cell), link, _in_flight: instance.cell.enter() }
+        Self { pool, key: key(&instance.cell), link, in_flight: instance.cell.enter() }
+    }
+
+    /// The connection itself, when its response has switched it away from HTTP, and what the instance sent behind that.
+    /// `None` when the request was not taken whole by `until`, which no instance that switches may do.
+    pub(super) async fn switched(mut self, until: Instant) -> Option<(Socket, Bytes, InFlight)> {
+        let early = timeout_at(until, &mut self.link.driver).await.ok()?.ok()?;
+        Some((self.link.socket.clone(), early, self.in_flight))
     }
 
     pub(super) fn give_back(self) {

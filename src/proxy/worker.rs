@@ -21,6 +21,7 @@ use rustc_hash::FxHashMap;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     net::TcpListener,
+    sync::watch,
     task::{LocalSet, spawn_local},
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
@@ -89,6 +90,7 @@ pub struct Running {
     stop: CancellationToken,
     threads: Vec<JoinHandle<()>>,
     access: AccessLogger,
+    settings: watch::Sender<Arc<ProxyConfig>>,
 }
 
 impl Running {
@@ -122,6 +124,20 @@ impl Running {
         self.shared.connections.load(Relaxed)
     }
 
+    /// Puts other settings in force, for every request that begins from now on. What was bound stays as it was: `bind`,
+    /// `ports` and `workers` are not looked at, nor where the access log goes.
+    pub fn reload(&self, proxy: Proxy, services: BTreeMap<ServiceName, ServiceRule>, access_log: AccessLog) {
+        self.settings.send_modify(|now| {
+            let own = now.own.clone();
+            *now = Arc::new(ProxyConfig { proxy, services, access_log, own });
+        });
+    }
+
+    /// Has the access log's file opened anew, for whoever moved it away.
+    pub fn reopen_access_log(&self) {
+        self.access.reopen();
+    }
+
     /// Stops accepting, gives requests in flight up to a quarter of a second (the caller has drained before), and ends the
     /// threads; returns when they have ended and the access log is written. Blocks.
     pub fn stop(self) {
@@ -145,8 +161,7 @@ pub fn start(
     metrics: Arc<Metrics>,
     clock: Clock,
 ) -> Result<Running, StartFault> {
-    let lane_header = HeaderName::from_bytes(config.proxy.lane_header.as_bytes())
-        .map_err(|_| StartFault::LaneHeader(config.proxy.lane_header.clone()))?;
+    lane_header(&config.proxy)?;
     let workers = config.proxy.workers.max(1);
     let mut listeners: Vec<Listeners> = (0..workers).map(|_| Vec::new()).collect();
     let addr = bind_all(config.proxy.bind, "proxy.bind", None, &mut listeners)?;
@@ -159,7 +174,8 @@ pub fn start(
     let dropped = metrics.access_log_dropped.clone();
     let (access, sink) = AccessLogger::start(&config.access_log, dropped).map_err(StartFault::AccessLog)?;
     let own = config.own.iter().copied().chain([addr]).chain(ports.values().copied()).collect();
-    let seed = Seed { config: Arc::new(config), lane_header, snapshots, metrics, clock, sink, own };
+    let (settings, changes) = watch::channel(Arc::new(config));
+    let seed = Seed { settings: changes, snapshots, metrics, clock, sink, own };
     let shared = Arc::new(Shared::default());
     let stop = CancellationToken::new();
     let mut threads = Vec::new();
@@ -171,7 +187,7 @@ pub fn start(
         });
         threads.push(thread.map_err(StartFault::Thread)?);
     }
-    Ok(Running { addr, ports, shared, stop, threads, access })
+    Ok(Running { addr, ports, shared, stop, threads, access, settings })
 }
 
 /// Binds one port once per thread; the first bind decides what port 0 means.
@@ -217,8 +233,7 @@ fn bind(addr: SocketAddr, first: bool) -> io::Result<std::net::TcpListener> {
 /// What a thread is made of.
 #[derive(Clone)]
 struct Seed {
-    config: Arc<ProxyConfig>,
-    lane_header: HeaderName,
+    settings: watch::Receiver<Arc<ProxyConfig>>,
     snapshots: Arc<ArcSwap<Snapshot>>,
     metrics: Arc<Metrics>,
     clock: Clock,
@@ -226,7 +241,32 @@ struct Seed {
     own: Vec<SocketAddr>,
 }
 
-/// One data thread, as its connections and requests see it.
+/// The settings' own rule for this name is the same; it is checked again because this is where it counts.
+fn lane_header(proxy: &Proxy) -> Result<HeaderName, StartFault> {
+    HeaderName::from_bytes(proxy.lane_header.as_bytes()).map_err(|_| StartFault::LaneHeader(proxy.lane_header.clone()))
+}
+
+/// Where a thread's worker is found: a reload puts another in its place, with other settings and the same connections.
+/// Whoever lives longer than a request keeps this.
+pub(super) struct Slot {
+    worker: RefCell<Rc<Worker>>,
+}
+
+impl Slot {
+    /// The worker with the settings in force.
+    pub(super) fn worker(&self) -> Rc<Worker> {
+        self.worker.borrow().clone()
+    }
+
+    fn reload(&self, config: &ProxyConfig) {
+        match self.worker().with(config) {
+            Ok(worker) => *self.worker.borrow_mut() = Rc::new(worker),
+            Err(fault) => tracing::error!("the old settings stay in force: {fault}"),
+        }
+    }
+}
+
+/// One data thread under one configuration, as its connections and requests see it.
 pub(super) struct Worker {
     pub(super) config: Proxy,
     pub(super) rules: BTreeMap<ServiceName, ServiceRule>,
@@ -238,20 +278,21 @@ pub(super) struct Worker {
     snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
-    clients: RefCell<FxHashMap<u64, Rc<Client>>>,
-    next_client: Cell<u64>,
+    clients: Rc<RefCell<FxHashMap<u64, Rc<Client>>>>,
+    next_client: Rc<Cell<u64>>,
     shared: Arc<Shared>,
 }
 
 impl Worker {
-    fn new(seed: Seed, shared: Arc<Shared>) -> Self {
-        let Seed { config, lane_header, snapshots, metrics, clock, sink, own } = seed;
+    fn new(seed: Seed, shared: Arc<Shared>) -> Result<Self, StartFault> {
+        let Seed { settings, snapshots, metrics, clock, sink, own } = seed;
+        let config = settings.borrow().clone();
         let pool = Rc::new(Pool::new(config.proxy.timeouts.pool_idle, own, clock, metrics.clone()));
         let view = RefCell::new(Rc::new(View::new(snapshots.load_full())));
-        Self {
+        Ok(Self {
             config: config.proxy.clone(),
             rules: config.services.clone(),
-            lane_header,
+            lane_header: lane_header(&config.proxy)?,
             metrics,
             clock,
             access: sink,
@@ -259,10 +300,33 @@ impl Worker {
             snapshots: RefCell::new(Cache::new(snapshots)),
             view,
             random: Cell::new(first_random()),
-            clients: RefCell::default(),
-            next_client: Cell::new(0),
+            clients: Rc::default(),
+            next_client: Rc::default(),
             shared,
-        }
+        })
+    }
+
+    /// The same thread under another configuration.
+    fn with(&self, config: &ProxyConfig) -> Result<Self, StartFault> {
+        let lane_header = lane_header(&config.proxy)?;
+        self.pool.set_idle_limit(config.proxy.timeouts.pool_idle);
+        let snapshots = self.snapshots.borrow().clone();
+        Ok(Self {
+            config: config.proxy.clone(),
+            rules: config.services.clone(),
+            lane_header,
+            metrics: self.metrics.clone(),
+            clock: self.clock,
+            access: self.access.sampling(config.access_log.sample),
+            pool: self.pool.clone(),
+            snapshots: RefCell::new(snapshots),
+            // What was resolved of the view so far followed the old rules.
+            view: RefCell::new(Rc::new(View::new(self.view().snapshot.clone()))),
+            random: Cell::new(self.random()),
+            clients: self.clients.clone(),
+            next_client: self.next_client.clone(),
+            shared: self.shared.clone(),
+        })
     }
 
     /// The routing view in force.
@@ -331,10 +395,15 @@ impl Drop for Registered {
 
 /// One thread's life.
 async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners, stop: CancellationToken) {
-    let worker = Rc::new(Worker::new(seed, shared));
+    let mut settings = seed.settings.clone();
+    let worker = match Worker::new(seed, shared) {
+        Ok(worker) => Rc::new(worker),
+        Err(fault) => return tracing::error!("a data thread does not start: {fault}"),
+    };
+    let slot = Rc::new(Slot { worker: RefCell::new(worker) });
     for (listener, dedicated) in listeners {
         match TcpListener::from_std(listener) {
-            Ok(listener) => drop(spawn_local(accept(worker.clone(), listener, dedicated, stop.clone()))),
+            Ok(listener) => drop(spawn_local(accept(slot.clone(), listener, dedicated, stop.clone()))),
             Err(error) => tracing::error!(%error, "a listener is lost: this data thread does not serve its port"),
         }
     }
@@ -344,6 +413,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
     while !stop.is_cancelled() {
         tokio::select! {
             _ = ticks.tick() => {
+                let worker = slot.worker();
                 let now = worker.clock.mono();
                 worker.sweep(now);
                 count = count.wrapping_add(1);
@@ -351,9 +421,15 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
                     worker.metrics.retire(&worker.view().snapshot, now);
                 }
             }
+            // Ends only with `Running`, which stops this thread first.
+            Ok(()) = settings.changed() => {
+                let config = settings.borrow_and_update().clone();
+                slot.reload(&config);
+            }
             () = stop.cancelled() => {}
         }
     }
+    let worker = slot.worker();
     for client in worker.clients.borrow().values() {
         client.finish();
     }
@@ -366,7 +442,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
     let _ = timeout(LAST_WAIT, emptied).await;
 }
 
-async fn accept(worker: Rc<Worker>, listener: TcpListener, dedicated: Option<Arc<str>>, stop: CancellationToken) {
+async fn accept(slot: Rc<Slot>, listener: TcpListener, dedicated: Option<Arc<str>>, stop: CancellationToken) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -374,13 +450,14 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, dedicated: Option<Arc
         };
         match accepted {
             Ok((stream, address)) => {
+                let worker = slot.worker();
                 // Counted before the connection's task runs; `Registered` counts down.
                 let before = worker.shared.connections.fetch_add(1, Relaxed);
                 worker.metrics.client_connections.inc();
                 if before >= worker.config.max_connections {
                     refuse(&worker, &stream);
                 } else {
-                    spawn_local(serve(worker.clone(), stream, address, dedicated.clone()));
+                    spawn_local(serve(slot.clone(), stream, address, dedicated.clone()));
                 }
             }
             Err(error) => {

@@ -7,7 +7,12 @@ use std::{
     fs::OpenOptions,
     io::{self, BufWriter, Write},
     net::SocketAddr,
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
     thread::{self, JoinHandle},
     time::{Duration, UNIX_EPOCH},
 };
@@ -113,6 +118,11 @@ pub struct AccessSink {
 }
 
 impl AccessSink {
+    /// The same way with another share of requests (0.0 to 1.0).
+    pub fn sampling(&self, share: f64) -> Self {
+        Self { below: threshold(share), ..self.clone() }
+    }
+
     /// Whether a request with this random number is logged.
     pub fn wants(&self, random: u64, error: bool) -> bool {
         error || self.below == u64::MAX || random < self.below
@@ -130,28 +140,34 @@ impl AccessSink {
 #[derive(Debug)]
 pub struct AccessLogger {
     thread: JoinHandle<()>,
+    reopen: Arc<AtomicBool>,
 }
+
+type Target = Box<dyn Write + Send>;
 
 impl AccessLogger {
     /// Opens the target and starts the writer. The error names the file.
     pub fn start(config: &AccessLog, dropped: Counter) -> io::Result<(Self, AccessSink)> {
-        let target: Box<dyn Write + Send> = match &config.path {
+        let target: Target = match &config.path {
             None => Box::new(io::stdout()),
-            Some(path) => {
-                let file = OpenOptions::new().create(true).append(true).open(path).map_err(|error| {
-                    let reason =
-                        format!("access log {}: {error}; create its directory or set access_log.path", path.display());
-                    io::Error::new(error.kind(), reason)
-                })?;
-                Box::new(file)
-            }
+            Some(path) => open(path)?,
         };
         let (lines, queue) = sync_channel(QUEUE);
-        let (format, hash) = (config.format, config.hash_subject);
-        let thread = thread::Builder::new()
-            .name("access-log".into())
-            .spawn(move || write_all(&queue, BufWriter::new(target), format, hash))?;
-        Ok((Self { thread }, AccessSink { lines, below: threshold(config.sample), dropped }))
+        let reopen = Arc::new(AtomicBool::new(false));
+        let writer = Writer {
+            out: BufWriter::new(target),
+            path: config.path.clone(),
+            reopen: reopen.clone(),
+            format: config.format,
+            hash: config.hash_subject,
+        };
+        let thread = thread::Builder::new().name("access-log".into()).spawn(move || writer.write_all(&queue))?;
+        Ok((Self { thread, reopen }, AccessSink { lines, below: threshold(config.sample), dropped }))
+    }
+
+    /// From the next line on the file is opened anew: whoever rotates logs has moved it away. Standard output stays.
+    pub fn reopen(&self) {
+        self.reopen.store(true, Relaxed);
     }
 
     /// Waits until every line is written. All sinks must be dropped first.
@@ -167,33 +183,59 @@ fn threshold(share: f64) -> u64 {
     (share.clamp(0.0, 1.0) * u64::MAX as f64) as u64
 }
 
-fn write_all(
-    queue: &Receiver<Box<AccessEntry>>,
-    mut out: BufWriter<Box<dyn Write + Send>>,
+fn open(path: &Path) -> io::Result<Target> {
+    let file = OpenOptions::new().create(true).append(true).open(path).map_err(|error| {
+        let reason = format!("access log {}: {error}; create its directory or set access_log.path", path.display());
+        io::Error::new(error.kind(), reason)
+    })?;
+    Ok(Box::new(file))
+}
+
+/// What the writer's thread owns.
+struct Writer {
+    out: BufWriter<Target>,
+    path: Option<PathBuf>,
+    reopen: Arc<AtomicBool>,
     format: LogFormat,
     hash: bool,
-) {
-    let mut failing = false;
-    while let Ok(first) = queue.recv() {
-        let mut next = Some(first);
-        let mut written = Ok(());
-        while let Some(mut entry) = next {
-            if hash {
-                hash_subject(&mut entry);
+}
+
+impl Writer {
+    fn write_all(mut self, queue: &Receiver<Box<AccessEntry>>) {
+        let mut failing = false;
+        while let Ok(first) = queue.recv() {
+            if self.reopen.swap(false, Relaxed) {
+                self.open_anew();
             }
-            written = written.and(write_line(&mut out, &entry, format));
-            next = queue.try_recv().ok();
-        }
-        match written.and(out.flush()) {
-            Ok(()) => failing = false,
-            Err(error) if !failing => {
-                failing = true;
-                tracing::error!(%error, "the access log cannot be written; lines are lost until it can");
+            let mut next = Some(first);
+            let mut written = Ok(());
+            while let Some(mut entry) = next {
+                if self.hash {
+                    hash_subject(&mut entry);
+                }
+                written = written.and(write_line(&mut self.out, &entry, self.format));
+                next = queue.try_recv().ok();
             }
-            Err(_) => {}
+            match written.and(self.out.flush()) {
+                Ok(()) => failing = false,
+                Err(error) if !failing => {
+                    failing = true;
+                    tracing::error!(%error, "the access log cannot be written; lines are lost until it can");
+                }
+                Err(_) => {}
+            }
+            #[expect(clippy::disallowed_methods, reason = "the writer's own thread: lines gather meanwhile")]
+            thread::sleep(GATHER);
         }
-        #[expect(clippy::disallowed_methods, reason = "the writer's own thread: lines gather meanwhile")]
-        thread::sleep(GATHER);
+    }
+
+    /// Everything written so far was flushed; where opening fails, the old file goes on.
+    fn open_anew(&mut self) {
+        match self.path.as_deref().map(open) {
+            None => {}
+            Some(Ok(target)) => self.out = BufWriter::new(target),
+            Some(Err(error)) => tracing::error!("the access log stays where it was: {error}"),
+        }
     }
 }
 

@@ -3,9 +3,11 @@
 //! `tracing-subscriber`'s `EnvFilter` is not used: it brings a regular-expression engine for span filters that nobody
 //! sets on a sidecar. `Targets` understands `info` and `info,lanemesh::proxy=debug`.
 
-use std::str::FromStr;
+use std::{str::FromStr, sync::OnceLock};
 
-use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    Layer, Registry, filter::Targets, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
+};
 
 use crate::config::LogFormat;
 
@@ -29,8 +31,7 @@ pub enum LogFault {
 
 /// Starts logging to standard error; once per process.
 pub fn init_logging(filter: &str, format: LogFormat) -> Result<(), LogFault> {
-    let targets = Targets::from_str(filter)
-        .map_err(|error| LogFault::Filter { filter: filter.to_owned(), reason: error.to_string() })?;
+    let (targets, handle) = reload::Layer::new(parse(filter)?);
     let layer = fmt::layer().with_writer(std::io::stderr);
     let layer = match format {
         LogFormat::Text => {
@@ -39,8 +40,28 @@ pub fn init_logging(filter: &str, format: LogFormat) -> Result<(), LogFault> {
         }
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
-    tracing_subscriber::registry().with(layer.with_filter(targets)).try_init().map_err(|_| LogFault::Twice)
+    tracing_subscriber::registry().with(layer.with_filter(targets)).try_init().map_err(|_| LogFault::Twice)?;
+    // Set once: a second start was refused above.
+    let _ = FILTER.set(handle);
+    Ok(())
 }
+
+/// Puts another filter in force; nothing happens where logging was not started by [`init_logging`].
+pub fn set_log_filter(filter: &str) -> Result<(), LogFault> {
+    let targets = parse(filter)?;
+    if let Some(handle) = FILTER.get() {
+        // Fails only when the subscriber is gone, and then nobody logs any more.
+        let _ = handle.reload(targets);
+    }
+    Ok(())
+}
+
+fn parse(filter: &str) -> Result<Targets, LogFault> {
+    Targets::from_str(filter).map_err(|error| LogFault::Filter { filter: filter.to_owned(), reason: error.to_string() })
+}
+
+/// The subscriber is the process's one, and so is its filter.
+static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 
 #[cfg(test)]
 mod tests {

@@ -39,6 +39,8 @@ pub struct Metrics {
     pub client_connections_refused: Counter,
     /// Requests in flight.
     pub in_flight: Gauge,
+    /// Tunnels that are open: upgrades, `CONNECT`, TCP ports.
+    pub tunnels: Gauge,
     /// Connections opened to instances.
     pub upstream_opened: Counter,
     /// Requests sent on a pooled connection.
@@ -70,6 +72,7 @@ impl Metrics {
             client_connections: Gauge::default(),
             client_connections_refused: Counter::default(),
             in_flight: Gauge::default(),
+            tunnels: Gauge::default(),
             upstream_opened: Counter::default(),
             upstream_reused: Counter::default(),
             upstream_stale: Counter::default(),
@@ -93,6 +96,7 @@ impl Metrics {
             self.client_connections_refused.clone(),
         );
         self.register("requests_in_flight", "Requests in flight", self.in_flight.clone());
+        self.register("tunnels", "Open tunnels: upgrades, CONNECT, TCP ports", self.tunnels.clone());
         self.register("upstream_connections_opened", "Connections to instances", self.upstream_opened.clone());
         self.register("upstream_connections_reused", "Requests on pooled connections", self.upstream_reused.clone());
         self.register(

@@ -13,6 +13,6 @@ mod series;
 
 pub use access::{AccessEntry, AccessLogger, AccessSink};
 pub use clock::Clock;
-pub use log::{LogFault, init_logging};
+pub use log::{LogFault, init_logging, set_log_filter};
 pub use metrics::Metrics;
 pub use series::{CodeClass, InstanceKey, InstanceSeries, LaneSeries, MethodLabel};

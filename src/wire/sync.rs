@@ -33,6 +33,8 @@ pub struct SyncReply {
     pub namesake: Option<Namesake>,
     /// Whom the answering side holds dead: (node, generation, incarnation).
     pub down: Vec<(NodeId, u64, u16)>,
+    /// The answering side's wall time, milliseconds since 1970-01-01 UTC; 0 says nothing.
+    pub wall: u64,
 }
 
 /// Somebody already known by the asker's name.

@@ -12,7 +12,7 @@ use crate::{
 
 pub const NAME: &str = "view-follows";
 pub const DOC: &str = "What a node's membership and catalog say is what its routing view says, soon: an instance whose owner is \
-down or has left, or that is critical or drained, is no candidate 1 s later; a passing instance of a live owner is one 2 s \
+down or has left, or that is critical or drained, is no candidate 5 s later (looks are 5 s apart); a passing instance of a live owner is one 5 s \
 later, or 62 s later where it kept leaving and coming back and its return is held (REQUIREMENTS R4, cases C22 and C25).";
 
 #[derive(Default)]

@@ -16,6 +16,7 @@ use lanemesh::{
 use super::World;
 use crate::{
     app::{App, Mood},
+    cpu::Cpu,
     host::{Disk, Host, Off},
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
     scenario::Profile,
@@ -46,6 +47,7 @@ impl World {
         let id = NodeId::new(&name.unwrap_or_else(|| format!("n{index}"))).expect("a valid name");
         let mesh = &self.scenario.mesh;
         let foreign = index < mesh.nodes && index >= mesh.nodes - mesh.foreign;
+        let cpu = mesh.cpu;
         let mut chance = self.chance(&[HOST, u64::from(index)]);
         let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
         let locality = Locality {
@@ -96,6 +98,8 @@ impl World {
             island: None,
             island_since: 0,
             sent: (0, 0),
+            cpu: Arc::new(Cpu::new(cpu)),
+            busy_until: 0,
             wakes: (0, 0),
             id: id.clone(),
         });
@@ -120,13 +124,14 @@ impl World {
         self.hosts[at].epoch += 1;
         self.hosts[at].blank = self.hosts[at].stored.is_none();
         self.hosts[at].said_goodbye = false;
+        self.start_real(host, with_disk);
         let Some(node) = self.new_node(host) else { return };
         let (now, run) = (self.now, self.hosts[at].run());
         let entry = &mut self.hosts[at];
         entry.node = Some(node);
         (entry.off, entry.paused, entry.frozen, entry.leaving) = (None, None, false, false);
         (entry.started, entry.ready_since, entry.clean_since) = (now, None, now);
-        (entry.wake, entry.table) = (None, None);
+        (entry.wake, entry.table, entry.busy_until) = (None, None, 0);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
         entry.builder = Builder::new(entry.locality.clone());
@@ -168,8 +173,10 @@ impl World {
             seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
         };
         let mesh = if entry.foreign { OTHER_MESH } else { MESH };
-        let trust = SimTrust::honest(mesh, &entry.id, &services, self.register.clone());
-        match Node::new(config, Arc::new(trust), entry.load(), entry.now(self.now)) {
+        let trust = self
+            .real_trust(host, true)
+            .unwrap_or_else(|| Arc::new(SimTrust::honest(mesh, &entry.id, &services, self.register.clone())));
+        match Node::new(config, trust, entry.load(), entry.now(self.now)) {
             Ok(node) => Some(node),
             Err(error) => {
                 self.findings.add("node-starts", format!("{} does not start: {error}", entry.id));
@@ -226,6 +233,7 @@ impl World {
         if entry.node.take().is_none() {
             return;
         }
+        let run = entry.run();
         self.addrs.remove(&entry.addr);
         (entry.off, entry.ended, entry.paused, entry.frozen) = (Some(why), now, None, false);
         entry.inbox.clear();
@@ -235,18 +243,23 @@ impl World {
             self.stats.orders.clear();
             self.stats.lineage.clear();
         }
+        self.end_real(run, why);
         self.islands_changed();
     }
 
     /// The configured seeds' addresses now; their names are looked up again every 5 s.
     pub(super) fn resolve_seeds(&mut self, run: Run) {
-        let of_this = self.hosts.iter().take(self.scenario.mesh.seeds as usize);
         let foreign = self.hosts[run.host as usize].foreign;
         // Another mesh was given these, and knows some of its own.
-        let of_other = self.hosts.iter().filter(|host| foreign && host.foreign).take(3);
-        let seeds = of_this.chain(of_other).map(|seed| seed.addr).collect();
+        let of_other = self.hosts.iter().filter(|host| foreign && host.foreign).take(3).map(|host| host.addr);
+        let seeds = self.seeds().into_iter().chain(of_other).collect();
         self.feed(run.host, Input::Seeds(seeds));
         self.after(5 * SECOND, Event::Seeds(run));
+    }
+
+    /// The present addresses of the configured seeds.
+    pub(super) fn seeds(&self) -> Vec<SocketAddr> {
+        self.hosts.iter().take(self.scenario.mesh.seeds as usize).map(|seed| seed.addr).collect()
     }
 
     /// A stopped process goes on; a host's first start is one as well.
@@ -266,6 +279,7 @@ impl World {
             self.happen(event);
         }
         self.wake(run.host);
+        self.release_real(run.host);
     }
 
     /// A host's process stands still until then.
@@ -329,7 +343,7 @@ const OTHER_MESH: &str = "other";
 const GOSSIP_PORT: u16 = 7946;
 /// Port of a host's first application.
 pub(super) const FIRST_PORT: u16 = 8000;
-const COALESCE: std::time::Duration = std::time::Duration::from_millis(500);
+const COALESCE: std::time::Duration = std::time::Duration::from_millis(300);
 const START: u64 = 10;
 const HOST: u64 = 11;
 const BOOT: u64 = 12;

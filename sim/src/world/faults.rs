@@ -59,7 +59,7 @@ impl World {
 
     fn sides(&self, index: u32, step: &Step) -> (Vec<u32>, Vec<u32>) {
         let there: Vec<u32> = match step.act.0 {
-            Do::Start => self.hosts.iter().filter(|host| !host.is_up()).map(|host| host.index).collect(),
+            Do::Start | Do::Squat => self.hosts.iter().filter(|host| !host.is_up()).map(|host| host.index).collect(),
             _ => self.hosts.iter().filter(|host| host.is_up()).map(|host| host.index).collect(),
         };
         let mut chance = self.chance(&[STEP, u64::from(index)]);
@@ -118,6 +118,7 @@ impl World {
             }
             Do::Worsen => self.trouble(host),
             Do::Weigh => self.weigh(host, step.value.unwrap_or(100.0) as u16),
+            Do::Squat => self.squat(host),
             Do::Join | Do::OneWay | Do::Partition | Do::FlipFlop | Do::Roll | Do::Policy | Do::Rollback | Do::Churn => {
             }
         }
@@ -197,6 +198,7 @@ impl World {
             Do::App => self.app_well_again(host),
             Do::Lie => self.hosts[at].lies = false,
             Do::Weigh => self.weigh(host, 100),
+            Do::Squat => self.end_squat(host),
             _ => {}
         }
     }
@@ -534,9 +536,10 @@ pub fn letter(act: Do) -> char {
         Do::Rollback => 'B',
         Do::Churn => 'N',
         Do::Lie => 'Z',
-        Do::Weigh => 'Q',
+        Do::Weigh => 'Y',
         Do::Drift => 'U',
         Do::Withdraw => 'E',
+        Do::Squat => 'Q',
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! It has what a real one would have: its own key, and whatever it overheard. It can't make another's signature; it may try.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use lanemesh::{
-    types::{Health, InstanceId, InstanceRecord, NodeId, ServiceName, Trust},
+    types::{Health, InstanceId, InstanceRecord, NodeId, ServiceName},
     wire::{Accusation, Alive, Body, Ctl, Envelope, Evidence, Frame, Kind, Left, Member, Statement, key_id},
 };
 
@@ -62,7 +64,9 @@ impl World {
         let (own, other) = (&self.hosts[liar as usize], &self.hosts[victim as usize]);
         let generation = other.node.as_ref().map_or(1, |node| node.generation());
         let incarnation = other.node.as_ref().map_or(0, |node| node.membership().incarnation());
-        let trust = SimTrust::liar(MESH, &own.id, &self.certified(liar));
+        let trust = self
+            .real_trust(liar, false)
+            .unwrap_or_else(|| Arc::new(SimTrust::liar(MESH, &own.id, &self.certified(liar))));
         let key =
             trust.check_certificate(trust.own_certificate(), own.now(self.now).wall).map_or(0, |f| key_id(&f.key));
         let theirs = SimTrust::key_id(&other.id);
@@ -71,7 +75,7 @@ impl World {
             // Whose key a statement claims is free to say; the signature is the liar's all the same.
             let key = if as_them && *signer != own.id { theirs } else { key };
             let certified = matches!(body.kind(), Kind::Member | Kind::Policy);
-            Frame::Statement(Statement::sign(&trust, signer, key, body.kind(), body.encode(), certified))
+            Frame::Statement(Statement::sign(&*trust, signer, key, body.kind(), body.encode(), certified))
         };
         let (me, it) = (own.id.clone(), other.id.clone());
         match kind {

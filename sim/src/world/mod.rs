@@ -7,12 +7,16 @@ mod boot;
 mod faults;
 mod lies;
 mod oracle;
+mod real;
 mod traffic;
 mod wire;
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
-use lanemesh::types::{NodeId, ServiceName};
+use lanemesh::{
+    node::{Node, Now},
+    types::{InstanceId, NodeId, ServiceName},
+};
 use rustc_hash::FxHashMap;
 
 pub use self::{
@@ -25,9 +29,11 @@ use crate::{
     conns::Conns,
     host::Host,
     invariants::{Findings, Invariant},
+    level2::Level2,
     links::Links,
     log::Log,
     queue::{Event, Queue, Run, SECOND, Time, seconds},
+    record::Record,
     scenario::Scenario,
     stats::Stats,
     trust::Register,
@@ -55,12 +61,16 @@ pub struct World {
     pub faults: Vec<Fault>,
     /// What is counted.
     pub stats: Stats,
+    /// What is written down for figures, if anything.
+    pub record: Option<Record>,
     /// What happened.
     pub log: Log,
     /// What is wrong.
     pub findings: Findings,
     /// When links were last cut.
     pub cut_at: Option<Time>,
+    /// The real network, at level 2.
+    pub(crate) real: Option<Level2>,
     /// When all faults ended, once they have.
     pub calm_since: Option<Time>,
     queue: Queue,
@@ -99,9 +109,11 @@ impl World {
             register: Arc::default(),
             faults: Vec::new(),
             stats: Stats::default(),
+            record: None,
             log,
             findings: Findings::default(),
             cut_at: None,
+            real: None,
             calm_since: None,
             queue: Queue::default(),
             names: FxHashMap::default(),
@@ -116,6 +128,9 @@ impl World {
             stop_at_first: false,
             scenario,
         };
+        if world.scenario.level == 2 {
+            world.make_real();
+        }
         world.plan_start();
         world
     }
@@ -140,10 +155,6 @@ impl World {
         let end = self.end();
         let mut this_second = 0;
         while let Some((at, event)) = self.queue.next(end) {
-            debug_assert!(at >= self.now);
-            self.now = at;
-            self.log.stamp(at, &event);
-            self.stats.events += 1;
             let sampled = matches!(event, Event::Sample);
             this_second = if sampled { 0 } else { this_second + 1 };
             if this_second > STORM + STORM_PER_HOST * self.hosts.len() {
@@ -151,7 +162,7 @@ impl World {
                 self.findings.stamp(at);
                 return;
             }
-            self.happen(event);
+            self.step(at, event);
             if sampled {
                 each_second(self);
             }
@@ -161,6 +172,34 @@ impl World {
         }
         self.now = end;
         self.with_checks(|checks, world, found| checks.iter_mut().for_each(|check| check.end(world, found)));
+    }
+
+    /// Plays until then, and no further.
+    pub fn advance(&mut self, until: Time) {
+        while let Some((at, event)) = self.queue.next(until) {
+            self.step(at, event);
+        }
+        self.now = self.now.max(until);
+    }
+
+    fn step(&mut self, at: Time, event: Event) {
+        debug_assert!(at >= self.now);
+        self.now = at;
+        self.links.now = at;
+        self.log.stamp(at, &event);
+        self.stats.events += 1;
+        self.happen(event);
+        self.turn();
+    }
+
+    /// Has a host's operator do something to its first instance.
+    pub fn order(&mut self, host: u32, what: impl FnOnce(&mut Node, Now, &InstanceId)) {
+        let entry = &mut self.hosts[host as usize];
+        let (now, id) = (entry.now(self.now), entry.apps[0].id.clone());
+        if let Some(node) = &mut entry.node {
+            what(node, now, &id);
+            self.drain(host);
+        }
     }
 
     /// A chance of its own for whatever the parts name.
@@ -200,6 +239,10 @@ impl World {
             Event::End(step) => self.finish(step),
             Event::Part { step, part } => self.part(step, part),
             Event::Sample => self.sample(),
+            Event::Packet(packet) => self.packet(*packet),
+            Event::Due => self.due(),
+            Event::Free(run) => self.release_real(run.host),
+            Event::Gone(run) => self.gone(run),
         }
     }
 
@@ -216,6 +259,14 @@ impl World {
         let now = self.now;
         let host = &mut self.hosts[run.host as usize];
         if host.epoch != run.epoch || host.node.is_none() {
+            return None;
+        }
+        if host.busy_until > now {
+            // It is still at work; this comes next.
+            if matches!(event, Event::Wake(_)) {
+                host.wake = Some(host.busy_until);
+            }
+            self.queue.plan(host.busy_until, event);
             return None;
         }
         let Some(until) = host.paused.filter(|until| *until > now) else { return Some(event) };

@@ -99,6 +99,12 @@ impl World {
         })
     }
 
+    /// Whether an observer would send new requests to what a member announces.
+    pub fn trusts(&self, observer: u32, member: u32) -> bool {
+        let node = self.hosts[observer as usize].node.as_ref();
+        node.is_some_and(|node| node.membership().state(&self.hosts[member as usize].id) == Some(MemberState::Alive))
+    }
+
     /// Whether an observer's view of everybody is what is true.
     pub fn view_is_right(&self, observer: u32) -> bool {
         self.wrong_about(observer).is_none()

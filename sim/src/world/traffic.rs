@@ -202,6 +202,8 @@ impl World {
                 let host = ip.and_then(|ip| host_at(ip, &self.hosts));
                 let target = host.map(|host| Target { host, app: (entry.record.port - FIRST_PORT) as u8 });
                 flight.tries.push(target);
+                let now = self.now;
+                self.record.iter_mut().for_each(|record| record.tries.extend(host.map(|host| (now, host))));
                 self.with_checks(|checks, world, found| {
                     checks.iter_mut().for_each(|check| check.tried(world, &flight, entry, target, found));
                 });
@@ -230,6 +232,7 @@ impl World {
         flight.attempts.ended(outcome, view, Mono(self.now));
         if outcome == Outcome::Answered {
             if let Some(target) = target {
+                self.control(flight.at.host, target.host);
                 self.landed(&flight, End::Answered(status, target));
             }
             self.free.push(at);
@@ -375,9 +378,12 @@ impl World {
         }
     }
 
-    /// A sign from outside the mesh that a host's network works.
-    pub fn control(&mut self, host: u32) {
-        self.feed(host, Input::Control);
+    /// An instance of another host answered: a sign that this one's network works, where its node asks for one.
+    fn control(&mut self, host: u32, answered: u32) {
+        let wanted = |node: &lanemesh::node::Node| node.membership().wants_control();
+        if answered != host && self.hosts[host as usize].node.as_ref().is_some_and(wanted) {
+            self.feed(host, Input::Control);
+        }
     }
 }
 

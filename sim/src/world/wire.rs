@@ -14,6 +14,7 @@ use crate::{
     conns::Standing,
     host::{Disk, Off},
     queue::{Event, MILLI, Run, SECOND, Time},
+    record::Turn,
 };
 
 impl World {
@@ -50,6 +51,7 @@ impl World {
             let Some(output) = self.hosts[host as usize].node.as_mut().and_then(|node| node.poll_output()) else {
                 break;
             };
+            let Some(output) = self.carry(host, output) else { continue };
             match output {
                 Output::Send { to, addr, bytes } => self.send(host, &to, addr, bytes),
                 Output::OpenSync { token, node, addr, request } => self.open_sync(host, token, node, addr, request),
@@ -64,11 +66,14 @@ impl World {
                     self.stats.publications += 1;
                     self.hosts[host as usize].table = Some(table);
                 }
-                Output::Persist(bytes) => {
+                Output::Persist { generation, bytes } => {
                     let entry = &mut self.hosts[host as usize];
                     if entry.disk == Disk::Works {
                         entry.stored = Some(bytes);
                     }
+                    // A disk that fails says so as well.
+                    let now = entry.now(self.now);
+                    entry.node.iter_mut().for_each(|node| node.handle(now, Input::Persisted { generation }));
                 }
                 Output::Event(event) => self.node_event(host, event),
             }
@@ -89,11 +94,14 @@ impl World {
         }
     }
 
-    fn node_event(&mut self, host: u32, event: NodeEvent) {
+    pub(super) fn node_event(&mut self, host: u32, event: NodeEvent) {
         self.log.note(self.now, || format!("{} {event:?}", self.hosts[host as usize].id));
         match event {
             NodeEvent::Member { node, state } => {
                 let Some(subject) = self.host_of(&node) else { return };
+                let at = self.now;
+                let turn = Turn { at, observer: host, subject, state };
+                self.record.iter_mut().for_each(|record| record.turns.push(turn));
                 self.note_verdict(host, subject, state);
                 self.with_checks(|checks, world, found| {
                     checks.iter_mut().for_each(|check| check.member(world, host, subject, state, found));
@@ -106,8 +114,8 @@ impl World {
                 });
                 self.end_run(host, Off::NameTaken);
             }
-            NodeEvent::Refused { .. } => self.stats.refused += 1,
-            NodeEvent::Malformed { .. } => self.stats.malformed += 1,
+            NodeEvent::Refused { times, .. } => self.stats.refused += times,
+            NodeEvent::Malformed { times, .. } => self.stats.malformed += times,
             NodeEvent::Report(_) => self.stats.reports += 1,
             NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } => {}
         }
@@ -118,6 +126,10 @@ impl World {
         let entry = &mut self.hosts[from as usize];
         entry.sent = (entry.sent.0 + size, entry.sent.1 + 1);
         let epoch = entry.epoch;
+        if self.real.is_some() {
+            self.carry(from, Output::Send { to: to.clone(), addr, bytes });
+            return;
+        }
         let Some(peer) = self.reachable_as(addr, to) else { return };
         let ends = ((from, epoch), (peer, self.hosts[peer as usize].epoch));
         match self.conns.standing(self.now, ends.0, ends.1) {

@@ -30,6 +30,7 @@ mod engine;
 mod heal;
 mod lives;
 mod refute;
+mod removal;
 mod roster;
 mod suspicion;
 #[cfg(test)]
@@ -48,6 +49,7 @@ use rand_pcg::Pcg64Mcg;
 
 pub use action::Action;
 pub use config::MembershipConfig;
+pub use removal::Removal;
 
 use self::{
     confirm::Confirms,
@@ -157,6 +159,7 @@ impl Membership {
         self.roster.set_life(ME, generation, 0);
         self.refutation = Refutation::default();
         self.ping = None;
+        self.confirms.clear();
         self.timers.drop_foca();
         let me = Peer { slot: ME, generation };
         let seed = self.seed ^ ENGINE_SEED ^ generation;
@@ -486,6 +489,13 @@ type Accusers = BTreeMap<NodeId, Mono>;
 /// Worst own health score: timers are nine times as long.
 const WORST_SCORE: u32 = 8;
 /// At least this much between two exchanges that membership asks for.
+impl Membership {
+    /// When anybody was last heard of directly; `None` before the first time.
+    pub fn last_heard(&self) -> Option<Mono> {
+        self.roster.iter().filter_map(|(_, member)| member.heard).max()
+    }
+}
+
 const SYNC_GAP: Duration = Duration::from_millis(100);
 /// Keeps foca's chance apart from ours.
 const ENGINE_SEED: u64 = 0x666f_6361;

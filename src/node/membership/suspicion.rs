@@ -183,7 +183,7 @@ fn is_refused(member: &Member) -> bool {
 const TOO_SICK_TO_CONVICT: u32 = 2;
 const MOST_PATIENCE: Duration = Duration::from_secs(10);
 /// How soon a verdict that had to wait is looked at again.
-const RECHECK: Duration = Duration::from_millis(250);
+pub(super) const RECHECK: Duration = Duration::from_millis(250);
 /// How many others are asked before a verdict.
 const LAST_LOOK_ASKS: usize = 3;
 /// At least this much between two warnings to the same member.

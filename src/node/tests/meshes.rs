@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::world::World;
 use crate::{
     lanes::PolicyChange,
-    node::{Event, InstanceChange},
+    node::{Event, Input, InstanceChange},
     types::{Health, InstanceId, Lane, MemberState, ServiceName},
 };
 
@@ -299,6 +299,27 @@ fn two_nodes_notice_a_kill_too() {
     assert!(took.is_some_and(|took| took <= 6 * SECOND), "{took:?}");
 }
 
+/// Nobody in a mesh of two can show that the survivor's own network works; a seed's host can, whose sidecar is not started.
+#[test]
+fn of_two_nodes_one_that_falls_silent_is_noticed_by_the_sign_of_a_seed() {
+    for (with_seed, most) in [(true, Some(6 * SECOND)), (false, None)] {
+        let mut world = World::new(33);
+        for name in ["n0", "n1", "n2"] {
+            world.add(name, &["orders"]);
+        }
+        let (spare, first) = ("127.0.0.1:7000".parse().unwrap(), "127.0.0.1:7001".parse().unwrap());
+        for at in [1, 2] {
+            world.start(at);
+            world.give(at, Input::Seeds(if with_seed { vec![spare, first] } else { vec![first] }));
+        }
+        world.run_until(5 * SECOND, World::converged).expect("never converged");
+        world.vanish(2);
+        let took = world.run_until(20 * SECOND, |w| w.state(1, 2) == Some(MemberState::Down));
+        assert_eq!(took.is_some(), most.is_some(), "{took:?}");
+        assert!(took <= most, "{took:?}");
+    }
+}
+
 #[test]
 fn both_sides_of_a_partition_work_on_and_heal() {
     for seed in 0..3 {
@@ -424,4 +445,18 @@ fn the_same_seed_is_the_same_history() {
     };
     assert_eq!(history(5), history(5));
     assert_ne!(history(5), history(6));
+}
+
+#[test]
+fn a_node_whose_clock_is_ahead_of_its_peers_sets_no_policy_that_only_it_would_follow() {
+    let mut world = World::mesh(4, 65);
+    let canary = PolicyChange { sizes: [(Lane::new("canary").unwrap(), 500)].into(), ..PolicyChange::default() };
+    world.order_of(2, |node, mut now| {
+        now.wall.0 += 3_600_000;
+        let error = node.set_policy(now, &orders(), &canary).unwrap_err().to_string();
+        assert!(error.contains(" s ahead of its peers'"), "{error}");
+        node.rollback(now, &orders(), "incident").unwrap();
+    });
+    world.run(SECOND);
+    world.order_of(2, |node, now| node.set_policy(now, &orders(), &canary).map(drop).unwrap());
 }

@@ -19,6 +19,8 @@ use crate::{
 
 /// The wall clock when virtual time starts.
 const EPOCH: u64 = 1_700_000_000_000;
+/// How long a write takes.
+const FSYNC: Duration = Duration::from_millis(3);
 
 enum What {
     Wake,
@@ -29,6 +31,10 @@ enum What {
         token: u64,
         node: Option<NodeId>,
         request: Bytes,
+    },
+    Written {
+        generation: u64,
+        bytes: Bytes,
     },
     Reply {
         token: u64,
@@ -293,6 +299,10 @@ impl World {
                 });
             }
             What::Input(input) => self.give(to, input),
+            What::Written { generation, bytes } => {
+                self.hosts[to].disk = Stored::decode(&bytes).unwrap();
+                self.give(to, Input::Persisted { generation });
+            }
             What::Reply { token, from, bytes } => self.give(to, Input::SyncEnded { token, result: Ok((from, bytes)) }),
         }
     }
@@ -369,7 +379,10 @@ impl World {
                     }
                 }
                 Output::Publish(table) => self.hosts[at].table = table,
-                Output::Persist(bytes) => self.hosts[at].disk = Stored::decode(&bytes).unwrap(),
+                Output::Persist { generation, bytes } => {
+                    // What a kill before the write is done leaves is the earlier file.
+                    self.later(FSYNC, at, What::Written { generation, bytes });
+                }
                 Output::Event(event) => self.hosts[at].events.push(event),
                 Output::Retire(_) => {}
             }

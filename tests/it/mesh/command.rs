@@ -21,7 +21,7 @@ const COMMANDS: [&[&str]; 15] = [
     &["route", "orders", "--key", "u1"],
     &["ring", "orders"],
     &["policy", "show"],
-    &["policy", "set", "orders", "--canary", "5%"],
+    &["policy", "set", "orders", "--canary", "5%", "--force"],
     &["policy", "show", "orders"],
     &["rollback", "orders"],
     &["info"],

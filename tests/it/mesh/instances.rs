@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -112,6 +113,9 @@ fn a_drain_survives_everything_but_undrain() {
     pods[1].app.as_mut().unwrap().restart("v1");
     everywhere("passing", &pods, |pod| health(pod) == "passing");
     stays(&pods, "health down and up");
+    pods[1].signal(Signal::SIGHUP);
+    wait("the file was read again", || pods[1].log().contains("configuration read again"));
+    stays(&pods, "a reload");
     for how in ["kill -9", "SIGTERM"] {
         if how == "kill -9" {
             pods[1].kill9();

@@ -8,6 +8,8 @@ mod command;
 mod instances;
 mod names;
 mod networks;
+mod orders;
+mod reload;
 mod restart;
 mod together;
 mod traffic;

@@ -18,26 +18,36 @@ fn c46_too_large_heads_get_an_answer_never_a_bare_close() {
     };
     assert_eq!(proxy.ask(long(16 * 1024)).status, 200);
     assert_eq!(proxy.ask(many(98)).status, 200);
-    for (request, ours) in [
-        (long(33 * 1024), true),
-        (many(100), false),
-        (many(200), false),
-        (long(70 * 1024), false),
-        (long(512 * 1024), false),
+    let target = |size: usize| format!("GET /{} HTTP/1.1\r\nHost: orders\r\n\r\n", "a".repeat(size));
+    assert_eq!(proxy.ask(target(8_677)).status, 200);
+    for (request, status, reason) in [
+        (long(33 * 1024), 431, "head_too_large"),
+        (many(100), 431, "head_too_large"),
+        (many(200), 431, "head_too_large"),
+        (many(2_000), 431, "head_too_large"),
+        (long(70 * 1024), 431, "head_too_large"),
+        (long(512 * 1024), 431, "head_too_large"),
+        (long(4 << 20), 431, "head_too_large"),
+        (target(33 * 1024), 414, "target_too_long"),
+        (target(65_534), 414, "target_too_long"),
+        (target(1 << 20), 414, "target_too_long"),
+        (format!("{}{}", many(3), many(101)), 431, "head_too_large"),
     ] {
         let mut client = proxy.client();
+        let pipelined = request.matches("GET /").count() == 2;
         client.send(&request);
-        let response = client.response(false);
-        assert_eq!(response.status, 431, "{} bytes", request.len());
-        if ours {
-            assert_eq!(response.header("x-lanemesh-error"), Some("head_too_large"));
-            assert!(response.text().contains("proxy.max_head_bytes"));
+        if pipelined {
+            assert_eq!(client.response(false).status, 200, "what came before is answered first");
         }
-        assert_ne!(client.patience(Duration::from_secs(1)).drain().1, End::Open);
+        let response = client.response(false);
+        assert_eq!((response.status, response.header("x-lanemesh-error")), (status, Some(reason)), "{}", request.len());
+        assert!(response.text().contains("proxy.max_head_bytes") && response.header("connection") == Some("close"));
+        assert!(response.header("proxy-status").is_some_and(|value| value.contains(reason)));
+        assert_eq!(client.patience(Duration::from_secs(2)).drain(), (vec![], End::Fin));
     }
-    let uri = format!("GET /{} HTTP/1.1\r\nHost: orders\r\n\r\n", "a".repeat(8_677));
-    assert_eq!(proxy.ask(uri).status, 200);
-    assert_eq!(up.seen().len(), 3);
+    assert_eq!(up.seen().len(), 4);
+    assert_eq!(proxy.metric("lanemesh_proxy_errors_total", &["head_too_large"]), 8.0);
+    assert_eq!(proxy.metric("lanemesh_proxy_errors_total", &["target_too_long"]), 3.0);
 }
 
 #[test]

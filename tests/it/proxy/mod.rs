@@ -3,4 +3,5 @@
 mod failover;
 mod limits;
 mod observe;
+mod upgrade;
 mod wire;

@@ -242,7 +242,7 @@ fn c66_hop_by_hop_headers_go_both_ways() {
 }
 
 #[test]
-fn c42_an_upgrade_is_answered_as_an_ordinary_request_and_an_unasked_101_is_502() {
+fn c42_an_upgrade_may_be_answered_as_an_ordinary_request_and_an_unasked_101_is_502() {
     let up = Upstream::start(|seen, _| {
         let switch = seen.line().contains("/switch");
         vec![if switch { Act::send("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n") } else { Act::ok("ok") }]
@@ -279,7 +279,9 @@ fn what_cannot_be_parsed_is_400() {
     ] {
         let mut client = proxy.client();
         client.send(request);
-        assert_eq!(client.response(false).status, 400, "{request:?}");
+        let response = client.response(false);
+        assert_eq!((response.status, response.header("x-lanemesh-error")), (400, Some("bad_syntax")), "{request:?}");
+        assert!(response.text().contains("TLS") && response.header("proxy-status").is_some());
         assert_ne!(client.drain().1, End::Open);
     }
 }
@@ -482,5 +484,63 @@ fn a_bad_answer_is_502_and_says_so() {
             "{answer}"
         );
         assert!(response.text().contains("o1 at 127.0.0.1"), "{}", response.text());
+    }
+}
+
+/// C46: whoever gets nothing at all may take it for a connection that had gone idle, and send the request again.
+#[test]
+fn a_body_that_breaks_off_follows_its_head() {
+    for answer in [
+        "HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\nhello",
+    ] {
+        let up = Upstream::start(move |_, _| vec![Act::send(answer), Act::Close]);
+        let proxy = Fixture::one(up.addr);
+        for method in ["GET", "POST"] {
+            let mut client = Raw::connect(proxy.addr());
+            client.send(format!("{method} / HTTP/1.1\r\nHost: orders\r\nContent-Length: 0\r\n\r\n"));
+            let (bytes, _) = client.drain();
+            let text = String::from_utf8_lossy(&bytes);
+            assert!(text.starts_with("HTTP/1.1 200"), "{method} {answer}: {text:?}");
+            assert_eq!(text.contains("hello"), answer.contains("\r\nhello"), "{method} {answer}: {text:?}");
+            assert!(!text.ends_with("0\r\n\r\n"), "the client must see that it is cut: {text:?}");
+        }
+    }
+}
+
+/// RFC 9112 6.3: chunks beat a length; 7: a coding that nobody asked for cannot be passed on as something else.
+#[test]
+fn a_response_is_never_framed_otherwise_than_it_came() {
+    let chunks = "5\r\nhello\r\n3\r\nyou\r\n0\r\n\r\n";
+    for length in ["2", "8", "99"] {
+        let answer =
+            format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\ntransfer-encoding: chunked\r\n\r\n{chunks}");
+        let up = Upstream::start(move |_, _| vec![Act::send(&answer)]);
+        let response = Fixture::one(up.addr).ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
+        assert_eq!((response.status, response.text().as_str()), (200, "helloyou"), "{length}");
+        assert_eq!(response.header("content-length"), None);
+    }
+    for coding in ["gzip, chunked", "gzip", "identity", "chunked\r\ntransfer-encoding: gzip"] {
+        let answer = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n{chunks}");
+        let up = Upstream::start(move |_, _| vec![Act::send(&answer), Act::Close]);
+        let response = Fixture::one(up.addr).ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
+        let told = (response.status, response.header("x-lanemesh-error"));
+        assert_eq!(told, (502, Some("bad_upstream_response")), "{coding}");
+    }
+}
+
+#[test]
+fn a_reason_phrase_goes_through() {
+    for line in ["200 Fine", "999 Odd", "299 "] {
+        let up = Upstream::start(move |_, _| vec![Act::send(format!("HTTP/1.1 {line}\r\ncontent-length: 0\r\n\r\n"))]);
+        let proxy = Fixture::one(up.addr);
+        let mut client = Raw::connect(proxy.addr());
+        client.send("GET / HTTP/1.1\r\nHost: orders\r\nConnection: close\r\n\r\n");
+        let (bytes, _) = client.drain();
+        let text = String::from_utf8_lossy(&bytes);
+        assert_eq!(text.lines().next(), Some(&*format!("HTTP/1.1 {line}")));
     }
 }

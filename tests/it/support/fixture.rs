@@ -86,6 +86,7 @@ pub fn proxy_config() -> Proxy {
             per_try: Duration::from_secs(2),
             total: Duration::from_secs(6),
             idle: Duration::from_secs(5),
+            tunnel_idle: Duration::from_secs(5),
             pool_idle: Duration::from_secs(3),
             head: Duration::from_secs(5),
         },

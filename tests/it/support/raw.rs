@@ -103,6 +103,11 @@ impl Raw {
         &self.rest
     }
 
+    /// Takes the bytes read so far.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.rest)
+    }
+
     /// The next response; 1xx are skipped. `no_body`: it answers a HEAD.
     pub fn response(&mut self, no_body: bool) -> Response {
         loop {

@@ -55,7 +55,6 @@ pub(super) struct Node {
     armed: Option<Mono>,
     pub(super) reports: Vec<String>,
     pub(super) bytes: u64,
-    pub(super) datagrams: u64,
     rng: Pcg64Mcg,
 }
 
@@ -155,7 +154,6 @@ impl World {
             armed: None,
             reports: Vec::new(),
             bytes: 0,
-            datagrams: 0,
             rng: Pcg64Mcg::seed_from_u64(seed ^ 1),
         }
     }
@@ -206,11 +204,6 @@ impl World {
     /// Whether every running node holds this of a member.
     pub(super) fn all_hold(&self, member: Index, state: MemberState) -> bool {
         self.running().filter(|index| *index != member).all(|index| self.state(index, member) == Some(state))
-    }
-
-    /// How many running nodes hold this of a member.
-    pub(super) fn observers_holding(&self, member: Index, state: MemberState) -> usize {
-        self.running().filter(|index| *index != member && self.state(*index, member) == Some(state)).count()
     }
 
     /// Whether every running node trusts every running node, and all agree.
@@ -435,7 +428,6 @@ impl World {
         let envelope = Envelope { digest: self.nodes[from].m.digest(), frames };
         let size: usize = 9 + envelope.frames.iter().map(Envelope::frame_size).sum::<usize>();
         self.nodes[from].bytes += size as u64;
-        self.nodes[from].datagrams += 1;
         if let Some(delay) = self.route(from, to) {
             self.push(self.now + delay, Event::Datagram { from, to, envelope });
         }

@@ -1,6 +1,5 @@
 //! Outcomes of whole meshes in virtual time, and the known traps of foca, each with a test.
 
-mod figures;
 mod harness;
 mod outcomes;
 mod rules;

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::harness::{Life, World, ms, name};
-use crate::types::MemberState::{Alive, Doubtful, Down};
+use crate::{
+    node::MembershipConfig,
+    types::MemberState::{Alive, Doubtful, Down},
+};
 
 /// (last node doubtful, last node down) of one crash.
 fn crash(count: usize, seed: u64, life: Life, loss: f64) -> (Duration, Duration) {
@@ -34,6 +37,21 @@ fn a_silent_crash_stops_new_requests_within_2_5_seconds_and_is_a_death_within_5_
             let (doubtful, down) = crash(count, seed, Life::Silent, 0.0);
             assert!(doubtful <= ms(2_500), "{count} nodes, seed {seed}: doubtful {doubtful:?}");
             assert!(down <= ms(5_200), "{count} nodes, seed {seed}: down {down:?}");
+        }
+    }
+}
+
+#[test]
+fn no_crash_is_acted_on_later_than_the_configuration_says() {
+    for count in [3, 4, 10, 40] {
+        let bounds = crate::node::removal(&MembershipConfig::lan(), count);
+        for seed in 0..12 {
+            let (doubtful, down) = crash(count, seed, Life::Refusing, 0.0);
+            assert!(doubtful <= bounds.killed, "{count} nodes, seed {seed}: killed, {doubtful:?} > {bounds:?}");
+            assert!(down <= bounds.down, "{count} nodes, seed {seed}: killed, {down:?} > {bounds:?}");
+            let (doubtful, down) = crash(count, seed, Life::Silent, 0.0);
+            assert!(doubtful <= bounds.silent, "{count} nodes, seed {seed}: silent, {doubtful:?} > {bounds:?}");
+            assert!(down <= bounds.down, "{count} nodes, seed {seed}: silent, {down:?} > {bounds:?}");
         }
     }
 }

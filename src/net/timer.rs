@@ -1,0 +1,29 @@
+//! Waiting by the clock that the endpoint was started with.
+//!
+//! tokio's own timers would tie this module to tokio's runtime and, in a simulation, to its grain of a millisecond. With
+//! quinn's `Runtime` everything that waits here does so by the clock that quinn itself goes by.
+
+use std::{
+    future::{Future, poll_fn},
+    time::Duration,
+};
+
+use quinn::Runtime;
+
+/// The time was up first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Elapsed;
+
+/// Waits for so long.
+pub(super) async fn sleep(runtime: &dyn Runtime, span: Duration) {
+    let mut timer = runtime.new_timer(runtime.now() + span);
+    poll_fn(|cx| timer.as_mut().poll(cx)).await;
+}
+
+/// What `future` comes to within so long.
+pub(super) async fn timeout<F: Future>(runtime: &dyn Runtime, span: Duration, future: F) -> Result<F::Output, Elapsed> {
+    tokio::select! { biased;
+        output = future => Ok(output),
+        () = sleep(runtime, span) => Err(Elapsed),
+    }
+}
