@@ -3,6 +3,11 @@
 //! Everything that a run prints goes through [`say!`](crate::say). When its reader has gone (`| head`), there is nothing left
 //! to say: the process ends at once with the exit code that a shell gives to a program ended by SIGPIPE.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the command line's own: a bar shows real time, and when its reader has gone there is nothing left to end in order"
+)]
+
 use std::{
     fmt,
     io::{self, IsTerminal, Write},

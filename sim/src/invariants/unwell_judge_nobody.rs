@@ -10,7 +10,7 @@ use crate::{
 
 pub const NAME: &str = "unwell-judge-nobody";
 pub const DOC: &str = "A node that stood still within the last 3 s (stopped, starved) does not declare down a member that runs well; \
-one that nobody can reach for 3 s does not even find it doubtful: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
+one that nobody can reach for 3 s does not even find it doubtful, and after 12 s declares nobody down: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
 
 pub struct Check;
 
@@ -31,7 +31,7 @@ impl Invariant for Check {
             && host.slow_at + LATELY > world.now
             && world.links.open_both(observer, subject);
         let deaf = world.links.is_cut()
-            && host.island_since + LATELY <= world.now
+            && host.island_since + if state == MemberState::Down { DECIDED } else { LATELY } <= world.now
             && world.hosts.iter().all(|from| from.index == observer || !world.links.open(from.index, observer));
         // Links that lose most of what is sent are no sign of one's own trouble.
         if (slow && world.links.base.loss <= 0.05 && !world.links.is_cut() && !world.is_worse(observer, subject))
@@ -50,3 +50,5 @@ impl Invariant for Check {
 }
 
 const LATELY: Time = 3 * SECOND;
+/// For so long a verdict may still be due to what others said before contact was lost.
+const DECIDED: Time = 12 * SECOND;
