@@ -284,7 +284,7 @@ impl Stage {
             }
             Do::Policy if on => {
                 let size = (step.value.unwrap_or(0.0) * 100.0) as u64;
-                let body = json!({ "sizes": { "canary": size } });
+                let body = json!({ "sizes": { "canary": size }, "force": true, "reason": "the scenario" });
                 let pod = &self.pods[hosts[0]];
                 inside(&self.net.name(hosts[0]), || pod.must("PATCH", "/v1/policies/orders", &body));
             }
