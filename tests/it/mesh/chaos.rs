@@ -34,17 +34,11 @@ use crate::{
 };
 
 const FAULTS: &str = include_str!("../../../sim/scenarios/real-faults.toml");
-const SPLIT: &str = include_str!("../../../sim/scenarios/real-split.toml");
 const GOSSIP_PORT: u16 = 7946;
 
 #[test]
 fn killed_silent_stopped_deaf_and_gone() {
     real("killed_silent_stopped_deaf_and_gone", FAULTS, 1);
-}
-
-#[test]
-fn lossy_cut_off_and_flapping_during_a_canary() {
-    real("lossy_cut_off_and_flapping_during_a_canary", SPLIT, 2);
 }
 
 #[test]
