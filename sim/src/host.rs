@@ -120,6 +120,8 @@ pub struct Host {
     pub cpu: Arc<Cpu>,
     /// Until when it works on that.
     pub busy_until: Time,
+    /// For when a look at what waits for it is planned.
+    pub free_at: Option<Time>,
     /// Timers run in the present second, to notice a node that spins.
     pub wakes: (Time, u32),
 }
@@ -156,6 +158,11 @@ impl Host {
         let drifted = (rate * (now.saturating_sub(since) / 1_000_000) as f64 / 1000.0) as i64;
         let wall = (EPOCH_MS + now / 1_000_000).saturating_add_signed(self.clock + drifted);
         Now { mono: Mono(now), wall: Wall(wall) }
+    }
+
+    /// By how much what it sends now is late: it leaves when the work before it is done.
+    pub fn lateness(&self, now: Time) -> Time {
+        self.busy_until.saturating_sub(now) + self.cpu.due()
     }
 
     /// What a start begins with.

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lanemesh::node::Input;
+use lanemesh::{node::Input, routing::Outcome};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::queue::{Event, MILLI, SECOND, Time};
@@ -49,7 +49,7 @@ impl Log {
             Event::Listen { at, app, start } => (8, pair(at.host, u32::from(*app)), u64::from(*start)),
             Event::Client(run) => (9, u64::from(run.host), 0),
             Event::Flight(flight) => (10, u64::from(*flight), 0),
-            Event::Tried { flight, outcome, status } => (11, pair(*flight, u32::from(*status)), *outcome as u64),
+            Event::Tried { flight, outcome, status } => (11, pair(*flight, u32::from(*status)), kind_of(*outcome)),
             Event::Resume(run) => (12, pair(run.host, run.epoch), 0),
             Event::Starve { at, fault } => (13, pair(at.host, at.epoch), u64::from(*fault)),
             Event::Begin(step) => (14, u64::from(*step), 0),
@@ -136,4 +136,16 @@ fn ip(addr: SocketAddr) -> u64 {
 
 fn pair(a: u32, b: u32) -> u64 {
     u64::from(a) << 32 | u64::from(b)
+}
+
+/// The kind of an outcome; its status is written beside it.
+fn kind_of(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::ConnectFailed => 0,
+        Outcome::StaleConnection => 1,
+        Outcome::Reset => 2,
+        Outcome::Timeout => 3,
+        Outcome::RetryableStatus(_) => 4,
+        Outcome::Answered(_) => 5,
+    }
 }

@@ -23,7 +23,8 @@
 //!
 //! Letters of steps: `X` crash, `S` start, `J` join, `L` leave, `D` drain, `P` pause, `H` starve (hunger), `O` one-way, `C`
 //! partition (cut), `F` flip-flop, `W` worsen, `T` clock (time), `K` disk, `A` app, `R` roll, `V` an instance gets its version,
-//! `G` policy (grows), `B` rollback (back), `N` churn, `Z` lie, `Q` squat, `Y` weigh, `U` drift, `E` withdraw (erase).
+//! `G` policy (grows), `B` rollback (back), `N` churn, `Z` lie, `Q` squat, `M` slow machine, `Y` weigh, `U` drift,
+//! `E` withdraw (erase).
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! What a run writes down for `figures`: who turned to what, when, and which tries went where. Off unless asked for.
+//! What a run writes down for `figures`: who turned to what, when, and where new requests went. Off unless asked for.
 
 use lanemesh::types::MemberState;
 
@@ -17,11 +17,11 @@ pub struct Turn {
     pub state: MemberState,
 }
 
-/// The turns and tries of a run, in order.
+/// What was written down, in order.
 #[derive(Debug, Default)]
 pub struct Record {
     /// Members' states.
     pub turns: Vec<Turn>,
-    /// Requests' tries: when, and to which host.
-    pub tries: Vec<(Time, u32)>,
+    /// New requests: when, and to which host they went first.
+    pub firsts: Vec<(Time, u32)>,
 }

@@ -83,8 +83,10 @@ pub struct Mesh {
     pub tag_bytes: u32,
     /// Instances that host 0 announces beside its own.
     pub extra_instances: u32,
-    /// How slow every machine is: 1 as in `cpu`, 10 ten times as slow, 0 for work that takes no time.
-    pub cpu: f64,
+    /// How slow every machine is: 1 as in `cpu`, 10 ten times as slow, 0 for work that takes no time. When not given: 0 at
+    /// level 1, 1 at level 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<f64>,
     /// Peer connections that a sidecar keeps open (level 2).
     pub connections: u32,
     /// Seconds of silence after which a connection is closed (level 2).
@@ -109,7 +111,7 @@ impl Default for Mesh {
             profile: Profile::Lan,
             tag_bytes: 0,
             extra_instances: 0,
-            cpu: 1.0,
+            cpu: None,
             connections: 256,
             idle: 180.0,
             link: Quality::default(),
@@ -174,6 +176,8 @@ pub enum Do {
     Rollback,
     /// `count` hosts with names of their own come, live `value` seconds, and go (by `how`: crash or leave), one `every` seconds.
     Churn,
+    /// The machine gets slower: its work takes `value` times as long as in `cpu`.
+    Slow,
     /// A sidecar of another mesh runs at the address of each of `nodes`, which have ended (level 2).
     Squat,
     /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, or all of them.
@@ -300,7 +304,7 @@ impl Scenario {
         if ![1, 2].contains(&self.level) {
             faults.push(format!("level is {}: 1 or 2", self.level));
         }
-        if self.mesh.connections == 0 || !(self.mesh.idle >= 1.0 && self.mesh.cpu >= 0.0) {
+        if self.mesh.connections == 0 || !(self.mesh.idle >= 1.0 && self.cpu() >= 0.0) {
             faults.push("mesh.connections and mesh.idle must be at least 1, mesh.cpu at least 0".into());
         }
         for name in self.allow.keys() {
@@ -312,6 +316,11 @@ impl Scenario {
             step.check(self).into_iter().for_each(|fault| faults.push(format!("step {}: {fault}", at + 1)));
         }
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
+    }
+
+    /// How slow machines are; see [`Mesh::cpu`].
+    pub fn cpu(&self) -> f64 {
+        self.mesh.cpu.unwrap_or(if self.level == 2 { 1.0 } else { 0.0 })
     }
 
     /// As a file.
@@ -437,6 +446,7 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Policy => (&["service", "value"], &["nodes"], &[]),
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
+        Do::Slow => (&["nodes", "value"], &["for"], &[]),
         Do::Squat => (&["nodes"], &["for"], &[]),
         Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service"]),
     }

@@ -145,7 +145,7 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
         Do::Drift => Step { value: chance.pick(&[-200.0, -20.0, 20.0, 200.0]).copied(), ..step },
         Do::Drain => step,
         Do::Join => Step { t, act: Act(kind), count: Some(1 + chance.below(2) as u32), ..Step::default() },
-        Do::Start | Do::Churn | Do::Squat => return None,
+        Do::Start | Do::Churn | Do::Squat | Do::Slow => return None,
     })
 }
 

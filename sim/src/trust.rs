@@ -13,6 +13,8 @@ use lanemesh::{
 use rustc_hash::FxHashSet;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
+use crate::cpu::{Cpu, Work};
+
 /// Everything that was honestly signed in one simulation.
 #[derive(Debug, Default)]
 pub struct Register {
@@ -43,6 +45,7 @@ pub struct SimTrust {
     key: PublicKey,
     certificate: Vec<u8>,
     register: Option<Arc<Register>>,
+    cpu: Option<Arc<Cpu>>,
 }
 
 impl SimTrust {
@@ -56,11 +59,22 @@ impl SimTrust {
         key_id(&key_of(node))
     }
 
+    /// Its work is charged there.
+    pub fn on(self, cpu: Arc<Cpu>) -> Self {
+        Self { cpu: Some(cpu), ..self }
+    }
+
+    fn charge(&self, work: Work) {
+        if let Some(cpu) = &self.cpu {
+            cpu.charge(work);
+        }
+    }
+
     /// The same key in a liar's hands: what it signs is not registered.
     pub fn liar(mesh: &str, node: &NodeId, services: &[ServiceName]) -> Self {
         let services: Vec<&str> = services.iter().map(ServiceName::as_str).collect();
         let certificate = format!("{mesh}/{node}/{}", services.join("/")).into_bytes();
-        Self { key: key_of(node), certificate, register: None }
+        Self { key: key_of(node), certificate, register: None, cpu: None }
     }
 }
 
@@ -81,6 +95,8 @@ fn signature(key: &PublicKey, message: &[u8]) -> Signature {
 
 impl Trust for SimTrust {
     fn check_certificate(&self, der: &[u8], _at: Wall) -> Result<CertFacts, TrustError> {
+        self.charge(Work::Certificate);
+        self.charge(Work::Verify);
         let fault = |what: &str| TrustError(format!("certificate: {what}"));
         let text = std::str::from_utf8(der).map_err(|_| fault("unreadable"))?;
         let own = std::str::from_utf8(&self.certificate).unwrap_or_default();
@@ -103,10 +119,12 @@ impl Trust for SimTrust {
     }
 
     fn verify(&self, key: &PublicKey, message: &[u8], made: &Signature) -> bool {
+        self.charge(Work::Verify);
         signature(key, message) == *made
     }
 
     fn sign(&self, message: &[u8]) -> Signature {
+        self.charge(Work::Sign);
         if let Some(register) = &self.register {
             register.note(&self.key, message);
         }

@@ -131,3 +131,39 @@ fn a_step_that_needs_level_2_says_so_at_level_1() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("needs `level = 2`"));
 }
+
+/// A log that can be read afterwards.
+#[derive(Clone, Default)]
+struct Paper(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Paper {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Work takes virtual time: an overloaded machine is late, at both levels, and takes nobody else for dead.
+#[test]
+fn an_overloaded_machine_is_missed_and_misses_nobody() {
+    let (_, text) = LIBRARY.iter().find(|(name, _)| *name == "slow-machines").unwrap();
+    for level in [1, 2] {
+        let mut scenario = Scenario::parse(text).unwrap();
+        scenario.level = level;
+        scenario.step.truncate(1);
+        (scenario.step[0].t, scenario.step[0].value) = (5.0, Some(40_000.0));
+        (scenario.mesh.nodes, scenario.seconds, scenario.settle) = (6, 25.0, 30.0);
+        let paper = Paper::default();
+        let log = lanemesh_sim::log::Log::to(Box::new(paper.clone()), false);
+        let summary = play(&scenario, 1, Options { log, ..Options::default() });
+        assert_eq!(summary.violations, [], "level {level}");
+        let text = String::from_utf8(paper.0.lock().unwrap().clone()).unwrap();
+        let verdicts: Vec<&str> = text.lines().filter(|line| line.contains("state: Down")).collect();
+        assert!(!verdicts.is_empty(), "level {level}: it answers in time");
+        let of_others: Vec<&&str> = verdicts.iter().filter(|line| !line.contains("node: n3,")).collect();
+        assert!(of_others.is_empty(), "level {level}: {of_others:?}");
+    }
+}

@@ -170,7 +170,7 @@ pub(super) async fn ring(State(state): State<AdminState>, Path(service): Path<St
     // Sampling keys takes some milliseconds, too long for the thread that gossip may be waiting for.
     let report = move || {
         let snapshot = state.handle.snapshot();
-        known(&snapshot, &service).map(|view| Json(RingReport::of(view)))
+        known(&snapshot, &service).map(|view| Json(RingReport::of(view, (state.clock)())))
     };
     let failed = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the report could not be made");
     tokio::task::spawn_blocking(report).await.map_err(failed)?

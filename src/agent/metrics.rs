@@ -36,6 +36,8 @@ pub struct MeshMetrics {
     members: Family<State, Gauge>,
     instances: Gauge,
     health: Gauge,
+    mass_loss: Gauge,
+    sweeps: Counter,
     backlog: Gauge,
     connections: Gauge,
     silence: Gauge<f64, AtomicU64>,
@@ -98,6 +100,8 @@ impl MeshMetrics {
             instances: gauge("instances", "Instance records held, withdrawn ones left out"),
             policies: gauge("policies", "Lane policies held"),
             health: gauge("health_score", "Local health score: 0 is well, higher waits longer before it accuses"),
+            mass_loss: gauge("mass_loss", "1 while so many members are gone that this node may be cut off"),
+            sweeps: counter("member_sweeps", "Times that all members were asked at once, since several had just gone"),
             backlog: gauge("gossip_backlog", "Statements waiting to be spread"),
             connections: gauge("peer_connections", "Open QUIC connections to peers"),
             snapshot: gauge("snapshot_version", "Version of the routing snapshot in force"),
@@ -157,6 +161,8 @@ impl MeshMetrics {
         self.silence.set(silence.unwrap_or_default().as_secs_f64());
         self.clock_ahead.set(node.clock_ahead(now).unwrap_or(0) as f64 / 1000.0);
         self.health.set(i64::from(node.membership().health_score()));
+        self.mass_loss.set(i64::from(node.membership().mass_loss()));
+        raise(&self.sweeps, node.membership().sweeps());
         self.backlog.set(node.gossip_backlog() as i64);
         self.connections.set(net.connections() as i64);
         let Counters { syncs_opened, syncs_answered, publications, statements_refused, malformed, .. } =

@@ -23,7 +23,7 @@ use crate::{
     net::{Net, NetEvent},
     node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN},
     ready::{Blocker, Ready},
-    routing::{Locality, Snapshot},
+    routing::{self, Locality, Rules, Snapshot},
     telemetry::Clock,
     types::{InstanceId, Mono, NodeId},
 };
@@ -82,6 +82,8 @@ pub struct AgentConfig {
     pub seeds: Vec<String>,
     /// Where this sidecar stands.
     pub locality: Locality,
+    /// How its requests are routed.
+    pub rules: Rules,
     /// What to announce.
     pub instances: Vec<LocalInstance>,
     /// The way to the prober.
@@ -137,7 +139,7 @@ impl Agent {
         let (done, ended) = oneshot::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
         let builder = views::Builder::start(
-            config.locality.clone(),
+            routing::Builder::with(config.locality.clone(), config.rules),
             config.clock,
             snapshot.clone(),
             config.metrics.clone(),

@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use super::metrics::MeshMetrics;
 use crate::{
     ready::{Blocker, Ready},
-    routing::{self, CandidateTable, Locality, Snapshot},
+    routing::{self, CandidateTable, Snapshot},
     telemetry::Clock,
 };
 
@@ -31,7 +31,7 @@ pub(super) struct Builder {
 
 impl Builder {
     pub fn start(
-        locality: Locality,
+        mut builder: routing::Builder,
         clock: Clock,
         place: Arc<ArcSwap<Snapshot>>,
         metrics: Arc<MeshMetrics>,
@@ -40,7 +40,6 @@ impl Builder {
         let slot = Arc::new(Slot::default());
         let inbox = slot.clone();
         let run = move || {
-            let mut builder = routing::Builder::new(locality);
             while let Some(table) = inbox.take() {
                 let began = clock.mono();
                 let (snapshot, faults) = builder.build(&table, began);

@@ -20,7 +20,7 @@ use crate::{
     probe,
     proxy::{self, ProxyConfig},
     ready::Ready,
-    routing::Locality,
+    routing::{Locality, Rules},
     telemetry::{Clock, Metrics},
     types::{InstanceId, NodeId},
 };
@@ -105,6 +105,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         state,
         seeds: config.gossip.seeds.clone(),
         locality,
+        rules: Rules::new(u64::from_le_bytes(random()?), config.routing.clone(), &config.services),
         instances,
         watch,
         info: info.clone(),

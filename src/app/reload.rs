@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use super::{Sidecar, compose::local_instances};
 use crate::{
     agent::LocalInstance,
-    config::{self, AccessLog, Config, Proxy},
+    config::{self, AccessLog, Config, Proxy, ServiceRule},
     telemetry,
-    types::InstanceId,
+    types::{InstanceId, ServiceName},
 };
 
 impl Sidecar {
@@ -92,7 +92,11 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         log_format,
         access_log,
         shutdown,
+        routing,
     } = wanted;
+    let of_services = |services: &BTreeMap<ServiceName, ServiceRule>| -> Vec<_> {
+        services.iter().filter_map(|(name, rule)| Some((name.clone(), rule.routing.clone()?))).collect()
+    };
     let later = [
         ("node", node != now.node),
         ("mesh", mesh != now.mesh),
@@ -106,6 +110,7 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         ("env", env != now.env),
         ("region", region != now.region),
         ("zone", zone != now.zone),
+        ("routing", routing != now.routing || of_services(&services) != of_services(&now.services)),
         ("log.format", log_format != now.log_format),
         ("access_log.path", access_log.path != now.access_log.path),
         ("access_log.format", access_log.format != now.access_log.format),
@@ -138,9 +143,9 @@ mod tests {
         let now = config("[proxy]\nbind = \"127.0.0.1:1\"\n");
         let text = "zone = \"b\"\n[proxy]\nbind = \"127.0.0.1:2\"\nexpose_decision = true\nmax_retries = 0\n\
                     [log]\nfilter = \"debug\"\n[access_log]\nsample = 1.0\npath = \"x\"\n[shutdown]\nlimit = \"3s\"\n\
-                    [[instance]]\nservice = \"orders\"\nport = 8080\n";
+                    [[instance]]\nservice = \"orders\"\nport = 8080\n[service.cart]\nslow_start = \"1s\"\n";
         let (next, later) = merge(&now, config(text));
-        assert_eq!(later, ["proxy.bind", "zone", "access_log.path"]);
+        assert_eq!(later, ["proxy.bind", "zone", "routing", "access_log.path"]);
         assert_eq!((next.proxy.bind, next.zone, next.access_log.path), (now.proxy.bind, now.zone, None));
         assert!(next.proxy.expose_decision && next.proxy.max_retries == 0 && next.access_log.sample == 1.0);
         assert_eq!((next.log_filter.as_str(), next.instances.len(), next.shutdown.limit.as_secs()), ("debug", 1, 3));

@@ -169,8 +169,7 @@ impl Catalog {
             // The owner has restarted since; whoever still passes this on needs to hear of that.
             return Merge::Older(Box::new(owner.statement.clone()));
         }
-        let key = (record.owner.clone(), record.id.clone());
-        let before = self.instances.get(&key);
+        let before = self.instance(&record.owner, &record.id);
         if let Some(held) = before {
             let held_order = (held.record.generation, held.record.sequence, &held.statement.body);
             match (record.generation, record.sequence, &statement.body).cmp(&held_order) {
@@ -188,8 +187,10 @@ impl Catalog {
         }
         let before = before.map(|entry| entry.record.clone());
         let (service, after) = (record.service.clone(), Arc::new(record));
-        self.settle(Place::Instance(key.0.clone(), key.1.clone()), statement);
-        self.instances.insert(key, InstanceEntry { record: after.clone(), statement: statement.clone() });
+        let (owner, id) = (after.owner.clone(), after.id.clone());
+        self.settle(Place::Instance(owner.clone(), id.clone()), statement);
+        let entry = InstanceEntry { record: after.clone(), statement: statement.clone() };
+        self.instances.entry(owner).or_default().insert(id, entry);
         Merge::News(Change::Instance { service, before, after })
     }
 

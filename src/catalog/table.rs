@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::{
@@ -97,9 +99,12 @@ pub struct Conflict {
 #[derive(Debug, Default)]
 pub struct Catalog {
     pub(super) members: BTreeMap<NodeId, MemberEntry>,
-    pub(super) instances: BTreeMap<(NodeId, InstanceId), InstanceEntry>,
+    pub(super) instances: BTreeMap<NodeId, BTreeMap<InstanceId, InstanceEntry>>,
     pub(super) policies: BTreeMap<ServiceName, PolicyEntry>,
     settled: BTreeMap<EntryKey, (u64, Place)>,
+    /// What is held, by its hash, as kind and body: most of what gossip brings is held already, and need not be read to find
+    /// out.
+    versions: FxHashMap<u64, (u8, Bytes)>,
     digest: u64,
     /// Members that are down or have left: kept, but no part of the digest, and told only to who knows them.
     gone: BTreeSet<NodeId>,
@@ -163,12 +168,12 @@ impl Catalog {
 
     /// All instance records held, withdrawn ones included, by (owner, id).
     pub fn instances(&self) -> impl Iterator<Item = &InstanceEntry> {
-        self.instances.values()
+        self.instances.values().flat_map(BTreeMap::values)
     }
 
     /// One instance record.
     pub fn instance(&self, owner: &NodeId, id: &InstanceId) -> Option<&InstanceEntry> {
-        self.instances.get(&(owner.clone(), id.clone()))
+        self.instances.get(owner)?.get(id)
     }
 
     /// All policies, by service.
@@ -179,6 +184,12 @@ impl Catalog {
     /// The policy of one service.
     pub fn policy(&self, service: &ServiceName) -> Option<&PolicyEntry> {
         self.policies.get(service)
+    }
+
+    /// Whether this very statement is held: merging it would change nothing.
+    pub fn holds(&self, statement: &Statement) -> bool {
+        let held = self.versions.get(&xxh3_64(&statement.body));
+        held.is_some_and(|(kind, body)| *kind == statement.kind && *body == statement.body)
     }
 
     /// Order-free digest of everything held of those who are there: equal on two nodes that hold the same of them.
@@ -258,8 +269,8 @@ impl Catalog {
     }
 
     /// Instance records of one owner, withdrawn ones included.
-    pub fn owned_by<'a>(&'a self, owner: &'a NodeId) -> impl Iterator<Item = &'a InstanceEntry> {
-        self.instances.iter().filter(move |((node, _), _)| node == owner).map(|(_, entry)| entry)
+    pub fn owned_by(&self, owner: &NodeId) -> impl Iterator<Item = &InstanceEntry> {
+        self.instances.get(owner).into_iter().flat_map(BTreeMap::values)
     }
 
     /// A peer confirmed in this run what was known from disk. Whether that was news.
@@ -292,8 +303,13 @@ impl Catalog {
             .map(|entry| entry.record.id.clone())
             .collect();
         for id in old {
-            self.instances.remove(&(owner.clone(), id.clone()));
+            if let Some(owned) = self.instances.get_mut(owner) {
+                owned.remove(&id);
+            }
             self.unsettle(&Place::Instance(owner.clone(), id));
+        }
+        if self.instances.get(owner).is_some_and(BTreeMap::is_empty) {
+            self.instances.remove(owner);
         }
     }
 
@@ -307,14 +323,15 @@ impl Catalog {
         if self.counts(&place) {
             self.digest = self.digest.wrapping_add(weigh(key, version));
         }
+        self.versions.insert(version, (statement.kind, statement.body.clone()));
         self.settled.insert(key, (version, place));
     }
 
     fn unsettle(&mut self, place: &Place) {
         let key = place.key();
-        if let Some((version, _)) = self.settled.remove(&key)
-            && self.counts(place)
-        {
+        let Some((version, _)) = self.settled.remove(&key) else { return };
+        self.versions.remove(&version);
+        if self.counts(place) {
             self.digest = self.digest.wrapping_sub(weigh(key, version));
         }
     }
@@ -328,7 +345,7 @@ impl Catalog {
             Place::Member(node) => self.members.get(node).map(|e| &e.statement),
             Place::Alive(node) => self.members.get(node)?.alive.as_ref().map(|(_, _, s)| s),
             Place::Left(node) => self.members.get(node)?.left.as_ref().map(|(_, s)| s),
-            Place::Instance(node, id) => self.instances.get(&(node.clone(), id.clone())).map(|e| &e.statement),
+            Place::Instance(node, id) => self.instance(node, id).map(|e| &e.statement),
             Place::Policy(service) => self.policies.get(service).map(|e| &e.statement),
         }
     }

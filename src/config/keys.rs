@@ -80,8 +80,14 @@ impl Key {
 }
 
 /// The key of this name in this section.
+/// What stands in `routing` may stand in `service` too.
 pub(super) fn find(section: &str, name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.section == section && key.name == name)
+    KEYS.iter().find(|key| key.name == name && belongs(key, section))
+}
+
+/// Whether a key may stand in a section.
+pub(super) fn belongs(key: &Key, section: &str) -> bool {
+    key.section == section || (section == "service" && key.section == "routing")
 }
 
 /// Sections in the order of the reference, with what each is for.
@@ -91,6 +97,11 @@ pub(super) const SECTIONS: &[(&str, &str)] = &[
     ("gossip", "The mesh side: QUIC over UDP, between sidecars."),
     ("proxy", "The application side: one loopback port for every service."),
     ("proxy.timeouts", "Time limits of the data path."),
+    (
+        "routing",
+        "How requests are spread over a service's instances and kept away from sick ones. Every key of this section may stand \
+         in [service.NAME] as well, for that service alone.",
+    ),
     ("admin", "The admin API: health, readiness, metrics, and the API that the command line uses."),
     ("log", "What the sidecar says about itself, on standard error."),
     ("access_log", "One line per request."),
@@ -166,6 +177,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "max_head_bytes" Whole(8_192, 1_048_576), Is("65536"), "Largest request head, in bytes; larger is answered 431, or 414 where the request line alone is larger (of which no more than 65500 bytes are ever taken).";
         "max_headers" Whole(16, 4_096), Is("128"), "Most headers of a request; more is answered 431.";
         "max_connections" Whole(1, 1_000_000), Is("10000"), "Most client connections at a time; further ones are answered 503 and closed.";
+        "h2_max_streams" Whole(1, 10_000), Is("256"),
+            "Most requests at a time on one HTTP/2 connection of a client; its library waits with further ones. Each may have \
+             64 KiB under way that no instance has taken.";
         "max_retries" Whole(0, 10), Is("2"),
             "Most retries of a safe request after something of it was sent. Refused connections do not count: nothing was sent.";
         "subject" Texts, Is("header:x-user-id"),
@@ -177,14 +191,64 @@ pub(super) const KEYS: &[Key] = keys! {
         "per_try" Span(ms(10), s(3_600)), Unset("5s", "a third of total, at most 5s"),
             "One try, up to the response head. At most a third of total, so that two further instances get their chance.";
         "total" Span(ms(30), s(10_800)), Is("15s"), "All tries of one request, up to the response head.";
-        "idle" Span(ms(100), s(86_400)), Is("60s"), "Silence on a body or on a kept-open client connection.";
+        "idle" Span(ms(100), s(86_400)), Is("60s"),
+            "Silence on a body (or, both ways, on a gRPC stream) or on a kept-open client connection.";
         "tunnel_idle" Span(ms(100), s(604_800)), Is("1h"),
             "Silence both ways in a tunnel (WebSocket and other upgrades, CONNECT, TCP ports). Once one side has finished sending, \
              `idle` holds where it is shorter.";
         "pool_idle" Span(ms(0), s(3_600)), Is("3s"),
-            "How long an unused connection to an instance is kept. Applications close idle connections too (many after 5s), and \
+            "How long an unused HTTP/1.1 connection to an instance is kept. Applications close idle connections too (many after 5s), and \
              a request that meets the close has to be sent again: stay below theirs.";
+        "h2_ping" Span(s(1), s(3_600)), Is("310s"),
+            "Silence on an HTTP/2 connection to an instance, with requests under way, after which it has to answer a PING. gRPC \
+             servers close connections that ping more often than every five minutes, unless told otherwise.";
         "head" Span(ms(100), s(600)), Is("10s"), "A request head, from its first byte to its last.";
+    }
+    "routing": {
+        "breaker_failures" Whole(0, 16), Is("3"),
+            "So many failures of an instance's last breaker_of results open its breaker: it is passed over, and its users go to \
+             the next instance in their failover order. 0 leaves this rule out. An instance whose ordinary rate of errors is some \
+             per cent wants more.";
+        "breaker_of" Whole(1, 16), Is("6"), "How many results breaker_failures looks at.";
+        "breaker_window" Span(ms(100), s(600)), Is("10s"), "Failures are forgotten after this; also the window of breaker_share.";
+        "breaker_share" Share, Is("0.5"),
+            "This share of failures in the window opens the breaker too, when there were breaker_volume results or more.";
+        "breaker_volume" Whole(0, 100_000), Is("20"), "Fewest results in the window for breaker_share. 0 leaves that rule out.";
+        "breaker_open" Span(ms(100), s(3_600)), Is("10s"),
+            "How long an opened breaker keeps an instance away, give or take a fifth. Then one request of its own users tries it; \
+             if that fails, or it fails again soon after, this doubles. It gets shorter again only by successes.";
+        "breaker_open_max" Span(ms(100), s(86_400)), Is("5m"), "Up to where breaker_open doubles.";
+        "breaker_ramp" Span(ms(0), s(3_600)), Is("20s"),
+            "After a successful try, the time in which its users come back: a tenth of them at once, the rest evenly.";
+        "breaker_max_share" Share, Is("0.5"),
+            "Largest share of a lane's instances that breakers keep away at a time. One instance always stays. An instance that \
+             may not be kept away is used as it is, and counted.";
+        "breaker_counts" Texts, Is("connect,reset,timeout,500,502,503,504"),
+            "What counts as an instance's failure: connect (no connection), reset (it broke before the response), timeout (no \
+             response in time), 5xx, or statuses from 500 to 599.";
+        "retry_share" Share, Is("0.2"),
+            "Budget of this sidecar for retries after something was sent, as a share of the service's requests. Refused \
+             connections are free: nothing was sent.";
+        "retries_per_second" Whole(0, 10_000), Is("1"), "Retries allowed beyond that, for services with few requests.";
+        "fallback_on" Texts, Is("absent,unhealthy,draining,sick"),
+            "For which causes requests leave their lane, as far as the service's policy lets their methods: absent (it has no \
+             instance), unhealthy, draining (or at weight 0), sick (breakers would keep all of it away; without this cause, half of \
+             it stays in use).";
+        "fallback_hold" Span(ms(0), s(3_600)), Is("5s"),
+            "How long a lane that had nobody must hold before its users go back to it; then they do so within slow_start.";
+        "fallback_per_second" Whole(0, 4_294_967_295), Unset("200", "any number"),
+            "Most requests a second that leave their lane, so that a dead canary does not drown stable. Further ones are answered \
+             503, fallback_limit.";
+        "prefer_zone" Flag, Is("false"),
+            "Requests stay in this sidecar's zone while it has enough healthy instances for its part of the lane (what is known \
+             of the lane over the number of zones, of which 5/7 are enough), then in its region, then go anywhere. Below that, a share \
+             of the keys in proportion stays. The same user may then have another instance in another zone.";
+        "balance" Choice(&["ring", "keyless-least-loaded", "least-loaded"]), Is("ring"),
+            "Which instance of its lane a request goes to: by its key's place on the ring; the same, but without a key the one of \
+             two with fewer requests in flight from this sidecar; or always that one, for services that keep nothing of their users.";
+        "slow_start" Span(ms(0), s(3_600)), Is("10s"),
+            "In which an instance that is new, or back in rotation, gets its users: a tenth of them at once, the rest evenly. 0ms: \
+             all at once.";
     }
     "admin": {
         "bind" Address, Is("127.0.0.1:15000"), "TCP address to bind. Other than loopback is refused unless allow_remote is true.";

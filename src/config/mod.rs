@@ -14,6 +14,7 @@ mod raw;
 mod reference;
 mod resolve;
 mod resolved;
+mod routing;
 mod table;
 mod values;
 mod warnings;
@@ -33,5 +34,6 @@ pub use resolved::{
     AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LogFormat, Profile, Proxy, ServiceRule,
     Shutdown, Timeouts,
 };
+pub use routing::{Balance, Breaker, Counts, Fallback, Routing, Statuses};
 pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject, request_id_in};
 pub use warnings::warnings;

@@ -7,18 +7,20 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use crate::types::{NodeId, Protocol, ServiceName, SubjectSource};
 
 use super::{
-    AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy,
+    AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy, Routing,
     ServiceRule, Shutdown, Timeouts,
     fault::{Faults, Wrong},
     keys::{Key, MAX_INSTANCES, MAX_SERVICES},
     overrides,
     raw::{self, Entries, Node, Value},
+    routing,
     table::{Section, keep_known},
     values::{self, Parsed, format_duration, parse_check, parse_subject, request_id_in, split},
 };
@@ -45,6 +47,7 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
     let log = Section::fixed("log", top);
     let shutdown = Section::fixed("shutdown", top);
     let node = root.get(f, "node", values::name);
+    let routing = Arc::new(routing::read(&Section::fixed("routing", top), &Routing::default(), f));
     let config = Config {
         mesh: root.get(f, "mesh", values::name),
         data_dir: root.value(f, "data_dir", path),
@@ -57,7 +60,8 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
         region: root.value(f, "region", values::name),
         zone: root.value(f, "zone", values::name),
         instances: instances(top, f),
-        services: services(top, f),
+        services: services(top, &routing, f),
+        routing,
         log_filter: log.value(f, "filter", values::log_filter),
         log_format: log.value(f, "format", log_format),
         access_log: access_log(&Section::fixed("access_log", top), f),
@@ -130,6 +134,7 @@ fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
         max_head_bytes: small(s.value(f, "max_head_bytes", values::whole)),
         max_headers: small(s.value(f, "max_headers", values::whole)),
         max_connections: small(s.value(f, "max_connections", values::whole)),
+        h2_max_streams: small(s.value(f, "h2_max_streams", values::whole)),
         max_retries: small(s.value(f, "max_retries", values::whole)),
         timeouts: timeouts(&Section::fixed("proxy.timeouts", top), f),
         subject,
@@ -179,6 +184,7 @@ fn timeouts(s: &Section<'_>, f: &mut Faults) -> Timeouts {
         idle: s.value(f, "idle", values::span),
         tunnel_idle: s.value(f, "tunnel_idle", values::span),
         pool_idle: s.value(f, "pool_idle", values::span),
+        h2_ping: s.value(f, "h2_ping", values::span),
         head: s.value(f, "head", values::span),
     }
 }
@@ -203,7 +209,7 @@ fn access_log(s: &Section<'_>, f: &mut Faults) -> AccessLog {
     }
 }
 
-fn services(top: &Entries, f: &mut Faults) -> BTreeMap<ServiceName, ServiceRule> {
+fn services(top: &Entries, routing: &Arc<Routing>, f: &mut Faults) -> BTreeMap<ServiceName, ServiceRule> {
     let mut rules = BTreeMap::new();
     let Some(node) = top.get("service") else { return rules };
     let Some(table) = node.table() else { return rules };
@@ -218,6 +224,7 @@ fn services(top: &Entries, f: &mut Faults) -> BTreeMap<ServiceName, ServiceRule>
             subject: s.get(f, "subject", subject),
             route_key: s.get(f, "route_key", subject),
             request_id_as_subject: s.value(f, "request_id_as_subject", values::flag),
+            routing: Some(routing::read(&s, routing, f)).filter(|own| *own != **routing).map(Arc::new),
         };
         if let (Some(header), false) = (rule.subject.as_ref().and_then(request_id_in), rule.request_id_as_subject) {
             let cure = "use a header that stays with the user, or set request_id_as_subject = true for batch and load-test traffic";

@@ -1,6 +1,8 @@
 //! What the configuration means, with nothing left to check.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use super::Routing;
 
 use crate::types::{
     Env, InstanceId, Lane, MeshName, NodeId, Protocol, Region, ServiceName, SubjectSource, VersionName, Zone,
@@ -21,6 +23,8 @@ pub struct Config {
     pub gossip: Gossip,
     /// Application side.
     pub proxy: Proxy,
+    /// How requests are spread over a service that has no rules of its own.
+    pub routing: Arc<Routing>,
     /// Admin API.
     pub admin: Admin,
     /// Where this sidecar stands.
@@ -98,6 +102,8 @@ pub struct Proxy {
     pub max_headers: usize,
     /// Most client connections.
     pub max_connections: usize,
+    /// Most concurrent streams of an HTTP/2 client connection.
+    pub h2_max_streams: u32,
     /// Most retries after something was sent.
     pub max_retries: u8,
     /// Time limits.
@@ -121,12 +127,14 @@ pub struct Timeouts {
     pub tunnel_idle: Duration,
     /// A pooled connection to an instance.
     pub pool_idle: Duration,
+    /// Silence of an HTTP/2 connection to an instance before it is pinged.
+    pub h2_ping: Duration,
     /// A request head, from its first byte.
     pub head: Duration,
 }
 
 /// This sidecar's rule for one service.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ServiceRule {
     /// Subject; `None` takes the policy's, then the default.
     pub subject: Option<SubjectSource>,
@@ -134,6 +142,8 @@ pub struct ServiceRule {
     pub route_key: Option<SubjectSource>,
     /// A request id is refused as a subject unless this is set.
     pub request_id_as_subject: bool,
+    /// How its requests are spread; `None` takes [`Config::routing`].
+    pub routing: Option<Arc<Routing>>,
 }
 
 /// Admin API.

@@ -64,7 +64,7 @@ fn unknown(section: &str, name: &str) -> Wrong {
     let subsections =
         SECTIONS.iter().filter_map(|(s, _)| s.strip_prefix(&prefix)).filter(|s| !s.is_empty() && !s.contains('.'));
     let here: Vec<&str> =
-        KEYS.iter().filter(|key| key.section == section).map(|key| key.name).chain(subsections).collect();
+        KEYS.iter().filter(|key| keys::belongs(key, section)).map(|key| key.name).chain(subsections).collect();
     let cure = if let Some(near) = nearest(name, here.iter().copied()) {
         format!("did you mean `{near}`?")
     } else if let Some(key) = KEYS.iter().find(|key| key.name == name) {
@@ -179,6 +179,16 @@ impl<'a> Section<'a> {
             Absent::Is(text) => parse(&Value::Loose(text.to_owned()), key).ok(),
             Absent::Unset(..) | Absent::Needed(_) => None,
         }
+    }
+
+    /// Reads a key, without its default.
+    pub(super) fn given<T>(
+        &self,
+        faults: &mut Faults,
+        name: &str,
+        parse: impl Fn(&Value, &keys::Key) -> Parsed<T>,
+    ) -> Option<T> {
+        self.node(name).and_then(|_| self.get(faults, name, parse))
     }
 
     /// Reads a key that has a default.

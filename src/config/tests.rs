@@ -520,3 +520,32 @@ fn tags_are_kept_whole_or_refused() {
         assert!(faults.len() == 1 && faults[0].contains(says), "{says}: {faults:#?}");
     }
 }
+
+#[test]
+fn routing_rules_stand_for_all_services_or_for_one() {
+    let config = read(
+        "[routing]\nbreaker_failures = 5\nbreaker_of = 8\nslow_start = \"30s\"\n\
+         [service.orders]\nbreaker_counts = [\"connect\", \"503\"]\nretry_share = \"5%\"\n\
+         [service.cart]\nroute_key = [\"header:x-cart\"]\n",
+    )
+    .unwrap();
+    assert_eq!((config.routing.breaker.failures, config.routing.slow_start), (5, Duration::from_secs(30)));
+    let of = |name: &str| config.services[&ServiceName::new(name).unwrap()].routing.clone();
+    assert_eq!(of("cart"), None);
+    let orders = of("orders").unwrap();
+    assert_eq!((orders.breaker.failures, orders.breaker.of, orders.retry_share), (5, 8, 0.05));
+    let counts = orders.breaker.counts;
+    assert!(counts.connect && !counts.reset && counts.statuses.contains(503) && !counts.statuses.contains(500));
+    assert_eq!(*read("").unwrap().routing, Routing::default());
+}
+
+#[test]
+fn routing_rules_that_cannot_be_are_refused() {
+    one_fault(
+        "[routing]\nbreaker_failures = 7",
+        &["mesh.toml:2", "7 of the last 6 can never be reached", "lower it to 6"],
+    );
+    one_fault("[service.a]\nbreaker_open = \"10m\"", &["service.a.breaker_open", "longer than breaker_open_max (5m)"]);
+    one_fault("[routing]\nbreaker_counts = [\"404\"]", &["`404` is no kind of failure", "500 to 599"]);
+    one_fault("[proxy]\nslow_start = \"1s\"", &["proxy.slow_start", "it belongs in [routing]"]);
+}

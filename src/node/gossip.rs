@@ -2,7 +2,7 @@
 //!
 //! Invariant: one item per thing said; a newer statement of the same thing replaces the older one and starts again.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Bound};
 
 use crate::{
     types::{NodeId, Planted},
@@ -15,6 +15,9 @@ const SENDS: u8 = 16;
 const SENDS_LARGE: u8 = 4;
 /// Room an envelope has for frames.
 const ROOM: usize = MAX_DATAGRAM - 16;
+
+/// No statement is smaller.
+const SMALLEST: usize = 90;
 
 /// What an item is about; the same key means the same thing said anew.
 type Key = (u8, NodeId, String);
@@ -61,16 +64,23 @@ impl Queue {
     pub fn fill(&mut self, used: usize) -> Vec<Frame> {
         let mut room = ROOM.saturating_sub(used);
         let mut picked: Vec<Rank> = Vec::new();
-        for (rank, (_, statement)) in &self.ranked {
-            let size = statement.size() + 4;
+        let mut next = self.ranked.first_key_value();
+        while let Some((rank, _)) = next {
+            let (priority, sends, bytes, _) = *rank;
+            let size = bytes + 4;
             let alone = used == 0 && picked.is_empty();
-            if size <= room || alone {
+            let from = if size <= room || alone {
                 picked.push(*rank);
                 room = room.saturating_sub(size);
-            }
-            if room < 120 {
+                Bound::Excluded(*rank)
+            } else {
+                // Those of this priority that were sent as often are no smaller.
+                Bound::Excluded((priority, sends, usize::MAX, u64::MAX))
+            };
+            if room < SMALLEST {
                 break;
             }
+            next = self.ranked.range((from, Bound::Unbounded)).next();
         }
         picked.into_iter().filter_map(|rank| self.sent(rank)).collect()
     }

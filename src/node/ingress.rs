@@ -77,6 +77,9 @@ impl Node {
 
     /// Merges one; returns what the sender should know better.
     fn statement(&mut self, now: Now, from: &NodeId, statement: Statement) -> Option<Statement> {
+        if self.catalog.holds(&statement) {
+            return None;
+        }
         let body = match Body::decode(&statement) {
             Ok(body) => body,
             Err(fault) => {

@@ -73,6 +73,7 @@ pub struct Node {
     control_at: Mono,
     tidy_at: Mono,
     persist_at: Option<Mono>,
+    persisted_at: Option<Mono>,
     counters: Counters,
     clocks: clocks::Clocks,
     complaints: complaints::Complaints,
@@ -129,6 +130,7 @@ impl Node {
             control_at: Mono::ZERO,
             tidy_at: now.mono + TIDY_EVERY,
             persist_at: None,
+            persisted_at: None,
             counters: Counters::default(),
             clocks: clocks::Clocks::default(),
             complaints: complaints::Complaints::default(),
@@ -343,7 +345,7 @@ impl Node {
             self.carry_out(now, action);
         }
         self.arm_gossip(now);
-        if let Some(table) = self.view.publish(now.mono, &self.config.node, &self.catalog, &self.membership) {
+        if let Some(table) = self.view.publish(now.mono, &self.config.node, &self.catalog, &mut self.membership) {
             self.counters.publications += 1;
             self.outputs.push_back(Output::Publish(Arc::new(table)));
         }
@@ -409,11 +411,14 @@ impl Node {
 
     /// Something that must survive a restart has changed.
     fn touch(&mut self, now: Now) {
-        self.persist_at.get_or_insert(now.mono + PERSIST_AFTER);
+        let rest = PERSIST_AFTER + PERSIST_PER_MEMBER * self.membership.active_count() as u32;
+        let rested = self.persisted_at.map_or(Mono::ZERO, |at| at + rest);
+        self.persist_at.get_or_insert(rested.max(now.mono + PERSIST_AFTER));
     }
 
-    fn persist(&mut self, _now: Now) {
+    fn persist(&mut self, now: Now) {
         self.persist_at = None;
+        self.persisted_at = Some(now.mono);
         let generation = self.written.wanted().unwrap_or(self.generation);
         let stored = Stored { generation, drains: self.local.drains(), statements: self.catalog.statements() };
         self.outputs.push_back(Output::Persist { generation, bytes: stored.encode().into() });
@@ -509,6 +514,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(5);
 const REMEMBER_FORGOTTEN: Duration = Duration::from_secs(60);
 /// Changes are collected this long before they are written down.
 const PERSIST_AFTER: Duration = Duration::from_secs(1);
+/// And so much longer between two writes for every member: each write is of everything.
+const PERSIST_PER_MEMBER: Duration = Duration::from_millis(10);
 
 /// Drained instances by id, as they are kept over a restart.
 type Drains = Vec<(InstanceId, Drain)>;

@@ -5,12 +5,16 @@
 //! leaving and coming back within one generation are held for a growing time, so that it cannot shake the ring; its first
 //! arrival is no return.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     catalog::Catalog,
     routing::{Candidate, CandidateTable},
-    types::{Health, InstanceId, InstanceRecord, MemberState, Mono, NodeId, Planted},
+    types::{Health, InstanceId, InstanceRecord, MemberState, Mono, NodeId, Planted, ServiceName},
 };
 
 use super::Membership;
@@ -30,6 +34,32 @@ pub(super) enum Urgency {
     Coalesced,
     Now,
 }
+
+/// Those who went with many others of one service are its last resort, as those are who went with much of the mesh: at least
+/// three, and 15 % of the service's sidecars.
+fn keep_lost_services(now: Mono, catalog: &Catalog, membership: &mut Membership) {
+    let mut services: BTreeMap<&ServiceName, (BTreeSet<&NodeId>, BTreeSet<&NodeId>)> = BTreeMap::new();
+    for record in catalog.instances().map(|entry| &entry.record).filter(|record| !record.removed) {
+        if membership.lost_lately(&record.owner, now) {
+            services.entry(&record.service).or_default().0.insert(&record.owner);
+        }
+    }
+    if services.values().all(|(lost, _)| lost.len() < LOST_LEAST) {
+        return;
+    }
+    for record in catalog.instances().map(|entry| &entry.record).filter(|record| !record.removed) {
+        services.entry(&record.service).or_default().1.insert(&record.owner);
+    }
+    for (lost, all) in services.values() {
+        if lost.len() >= LOST_LEAST && lost.len() * 100 >= all.len() * LOST_SHARE {
+            lost.iter().for_each(|owner| membership.keep_as_last_resort(owner));
+        }
+    }
+}
+
+/// So many of a service's sidecars, and this share of them in per cent, are a mass loss.
+const LOST_LEAST: usize = 3;
+const LOST_SHARE: usize = 15;
 
 /// Paces publications and damps flapping instances.
 #[derive(Debug)]
@@ -77,21 +107,22 @@ impl View {
         now: Mono,
         me: &NodeId,
         catalog: &Catalog,
-        membership: &Membership,
+        membership: &mut Membership,
     ) -> Option<CandidateTable> {
         if self.due().is_none_or(|due| now < due) {
             return None;
         }
         (self.dirty, self.last, self.held_until) = (None, Some(now), None);
         self.version += 1;
+        keep_lost_services(now, catalog, membership);
         let mut instances: Vec<Candidate> = catalog
             .instances()
             .filter(|entry| !entry.record.removed)
             .filter_map(|entry| self.candidate(now, me, entry.record.clone(), catalog, membership))
             .collect();
-        instances.sort_by(|a, b| {
-            let key = |c: &'_ Candidate| (c.record.service.clone(), c.record.id.clone(), c.record.owner.clone());
-            key(a).cmp(&key(b))
+        instances.sort_unstable_by(|a, b| {
+            let (a, b) = (&a.record, &b.record);
+            (&a.service, &a.id, &a.owner).cmp(&(&b.service, &b.id, &b.owner))
         });
         self.flaps.retain(|(owner, id), _| catalog.instance(owner, id).is_some());
         let policies = catalog.policies().map(|entry| (entry.policy.service.clone(), entry.policy.clone())).collect();
@@ -115,7 +146,13 @@ impl View {
         };
         let held = self.held(now, &record, owner);
         // A view from disk counts until its owner is heard of or found dead.
-        let stale = member.stale && matches!(owner, MemberState::Alive | MemberState::Doubtful);
+        let from_disk = member.stale && matches!(owner, MemberState::Alive | MemberState::Doubtful);
+        let last_resort =
+            membership.is_last_resort(&record.owner).filter(|until| owner == MemberState::Down && now < *until);
+        if let Some(until) = last_resort {
+            self.held_until = Some(self.held_until.map_or(until, |at| at.min(until)));
+        }
+        let stale = from_disk || last_resort.is_some();
         Some(Candidate { record, owner, stale, held })
     }
 

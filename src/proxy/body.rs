@@ -1,7 +1,7 @@
 //! Bodies in both directions: streamed with backpressure, cut after silence, or held whole where that allows a retry.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
     future::Future as _,
     io,
@@ -19,7 +19,13 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::{flight::Flight, pool::Lease};
+use super::{
+    flight::Flight,
+    grpc,
+    headers::clean_trailers,
+    pool::Lease,
+    replay::{Origin, ahead_of},
+};
 
 /// A limit on silence. Fires between one and two times the limit after the last progress: progress only sets a mark, so that
 /// a busy stream never touches its timer.
@@ -28,24 +34,28 @@ pub(super) struct Idle {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
     progress: bool,
+    /// Pieces that had moved the other way when the limit last passed.
+    other_way: u64,
 }
 
 impl Idle {
     pub(super) fn new(limit: Duration) -> Self {
-        Self { limit, sleep: None, progress: false }
+        Self { limit, sleep: None, progress: false, other_way: 0 }
     }
 
     fn progress(&mut self) {
         self.progress = true;
     }
 
-    /// Ready when the limit has passed in silence. Poll it while waiting.
-    fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready when the limit has passed in silence, on this body and on the one that goes the other way, of which so many pieces
+    /// have moved. Poll it while waiting.
+    fn poll_expired(&mut self, other_way: u64, cx: &mut Context<'_>) -> Poll<()> {
         let limit = self.limit;
         let timer = self.sleep.get_or_insert_with(|| Box::pin(sleep(limit)));
         loop {
             ready!(timer.as_mut().poll(cx));
-            if !std::mem::take(&mut self.progress) {
+            let other_way = std::mem::replace(&mut self.other_way, other_way) != other_way;
+            if !std::mem::take(&mut self.progress) && !other_way {
                 return Poll::Ready(());
             }
             timer.as_mut().reset(Instant::now() + limit);
@@ -62,11 +72,13 @@ pub(super) enum ClientFault {
     Silent,
 }
 
-/// How far a streamed body has come; shared with who waits for the answer.
+/// How far a streamed body has come; shared with who waits for the answer, and with the answer's body.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// Pieces taken from the client.
     pub(super) frames: Cell<u64>,
+    /// Pieces of the answer given to the client.
+    answered: Cell<u64>,
     /// Set when the client is to blame for the end.
     pub(super) fault: Cell<Option<ClientFault>>,
     /// Set while the client, which waits for a 100, was not asked for it.
@@ -81,6 +93,10 @@ pub(super) enum Outgoing {
     Streamed {
         /// The body, until it is handed over.
         body: Option<Box<Streamed>>,
+        /// Where its pieces come from, whoever has it.
+        origin: Rc<RefCell<Origin>>,
+        /// The limit on silence.
+        silence: Duration,
         /// Whether the client waits for a 100.
         expects: bool,
     },
@@ -92,8 +108,9 @@ impl Outgoing {
     }
 
     pub(super) fn streamed(inner: Incoming, silence: Duration, expects: bool) -> Self {
-        let streamed = Streamed { inner, idle: Idle::new(silence), progress: Rc::default(), gate: None };
-        Self::Streamed { body: Some(Box::new(streamed)), expects }
+        let origin = Rc::new(RefCell::new(Origin::new(inner)));
+        let body = Streamed::new(origin.clone(), silence, Rc::default());
+        Self::Streamed { body: Some(Box::new(body)), origin, silence, expects }
     }
 
     /// Whether it can be sent again after it was sent.
@@ -106,8 +123,16 @@ impl Outgoing {
         matches!(self, Self::Streamed { expects: true, .. })
     }
 
-    /// The body for one try. A streamed one is handed over; `opened` hears of the instance's 100.
-    pub(super) fn take(&mut self, opened: Option<oneshot::Receiver<()>>) -> (RequestBody, Option<Rc<Progress>>) {
+    /// The body for one try. A streamed one is handed over; `opened` hears of the instance's 100. With `keeps`, the beginning of
+    /// it is kept, for the case that the instance refuses it.
+    pub(super) fn take(
+        &mut self,
+        opened: Option<oneshot::Receiver<()>>,
+        keeps: bool,
+    ) -> (RequestBody, Option<Rc<Progress>>) {
+        if !keeps {
+            self.settle();
+        }
         match self {
             Self::Kept(bytes) => (RequestBody::Kept(bytes.clone()), None),
             Self::Streamed { body, .. } => match body.take() {
@@ -121,6 +146,24 @@ impl Outgoing {
                 // `Attempts` never repeats what was sent and cannot be replayed.
                 None => unreachable!("a streamed body was asked for twice"),
             },
+        }
+    }
+
+    /// Has a body that was handed over, and then refused unprocessed, once more. `false` when too much of it was sent to be kept.
+    pub(super) fn restore(&mut self) -> bool {
+        let Self::Streamed { body, origin, silence, .. } = self else { return true };
+        if !origin.borrow().whole() {
+            return false;
+        }
+        origin.borrow_mut().again();
+        *body = Some(Box::new(Streamed::new(origin.clone(), *silence, Rc::default())));
+        true
+    }
+
+    /// Nothing is kept any longer: the instance has taken the request.
+    pub(super) fn settle(&mut self) {
+        if let Self::Streamed { origin, .. } = self {
+            origin.borrow_mut().settle();
         }
     }
 
@@ -142,7 +185,11 @@ pub(super) enum RequestBody {
 
 /// A body that is passed on as it comes.
 pub(super) struct Streamed {
-    inner: Incoming,
+    origin: Rc<RefCell<Origin>>,
+    /// Of its origin.
+    turn: u32,
+    /// Kept pieces given again.
+    given: usize,
     idle: Idle,
     progress: Rc<Progress>,
     /// With `Expect: 100-continue`: opened by the instance's 100. Until then nothing is asked of the client.
@@ -175,13 +222,22 @@ impl Gate {
 }
 
 impl Streamed {
+    fn new(origin: Rc<RefCell<Origin>>, silence: Duration, progress: Rc<Progress>) -> Self {
+        let turn = origin.borrow().turn();
+        Self { origin, turn, given: 0, idle: Idle::new(silence), progress, gate: None }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         if let Some(gate) = &mut self.gate {
             ready!(gate.poll(cx));
             self.gate = None;
             self.progress.withheld.set(false);
         }
-        match Pin::new(&mut self.inner).poll_frame(cx) {
+        let mut origin = self.origin.borrow_mut();
+        if origin.turn() != self.turn {
+            return Poll::Ready(Some(Err(io::Error::other("sent again elsewhere"))));
+        }
+        match origin.poll(&mut self.given, cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 self.idle.progress();
                 self.progress.frames.set(self.progress.frames.get() + 1);
@@ -193,7 +249,7 @@ impl Streamed {
             }
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
-                ready!(self.idle.poll_expired(cx));
+                ready!(self.idle.poll_expired(self.progress.answered.get(), cx));
                 self.progress.fault.set(Some(ClientFault::Silent));
                 Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())))
             }
@@ -216,14 +272,14 @@ impl Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Kept(bytes) => bytes.is_empty(),
-            Self::Streamed(streamed) => streamed.inner.is_end_stream(),
+            Self::Streamed(streamed) => streamed.origin.borrow().ended(streamed.given),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Kept(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Streamed(streamed) => streamed.inner.size_hint(),
+            Self::Streamed(streamed) => streamed.origin.borrow().size_hint(streamed.given),
         }
     }
 }
@@ -252,13 +308,15 @@ pub(super) async fn keep(mut body: Incoming, silence: Duration) -> Result<Bytes,
 pub(super) enum Whole {
     /// All of it.
     Done(Bytes),
+    /// All of it, and trailers, which stay where they are.
+    WithTrailers,
     /// The instance broke off: nothing of it was given to the client.
     Broken(hyper::Error),
 }
 
 /// A response's body being read whole. Kept outside the future that reads, so that nothing is lost when time runs out.
 pub(super) struct Gathering {
-    parts: VecDeque<Bytes>,
+    parts: VecDeque<Frame<Bytes>>,
     rest: Incoming,
 }
 
@@ -273,13 +331,16 @@ impl Gathering {
             match self.rest.frame().await {
                 None => break,
                 Some(Err(error)) => return Whole::Broken(error),
-                Some(Ok(frame)) => self.parts.extend(frame.into_data().ok()),
+                Some(Ok(frame)) => self.parts.push_back(frame),
             }
+        }
+        if self.parts.back().is_some_and(Frame::is_trailers) {
+            return Whole::WithTrailers;
         }
         match self.parts.len() {
             0 => Whole::Done(Bytes::new()),
-            1 => Whole::Done(self.parts.pop_front().unwrap_or_default()),
-            _ => Whole::Done(self.parts.iter().flatten().copied().collect()),
+            1 => Whole::Done(self.parts.pop_front().and_then(|part| part.into_data().ok()).unwrap_or_default()),
+            _ => Whole::Done(self.parts.iter().filter_map(Frame::data_ref).flatten().copied().collect()),
         }
     }
 }
@@ -298,13 +359,15 @@ pub(super) enum AnswerBody {
 
 enum Source {
     Whole(Bytes),
-    /// Of a 304, whose `Content-Length` speaks of the response to another request. hyper drops that header when the body says
+    /// Of a 304, whose `Content-Length` speaks of the response to another request. hyper's HTTP/1.1 drops that header when the body says
     /// that it has ended, and sends nothing of a body that claims otherwise.
     Absent,
     Streamed {
-        parts: VecDeque<Bytes>,
+        parts: VecDeque<Frame<Bytes>>,
         rest: Incoming,
         idle: Idle,
+        /// Of the request's body, where that is streamed.
+        request: Option<Rc<Progress>>,
         /// The instance broke off; told one turn later. hyper writes what it holds (the head, for a start) only when a body has
         /// nothing for it, and throws it away when the body fails: the client would see a connection that closes without a byte,
         /// and many repeat such a request, whatever its method.
@@ -322,7 +385,13 @@ pub(super) struct ResponseBody {
 
 impl ResponseBody {
     /// An instance's.
-    pub(super) fn new(body: AnswerBody, silence: Duration, lease: Lease, flight: Box<Flight>) -> Self {
+    pub(super) fn new(
+        body: AnswerBody,
+        request: Option<Rc<Progress>>,
+        silence: Duration,
+        lease: Lease,
+        flight: Box<Flight>,
+    ) -> Self {
         match body {
             AnswerBody::Whole(bytes) => {
                 lease.give_back();
@@ -330,11 +399,14 @@ impl ResponseBody {
             }
             AnswerBody::Absent => {
                 lease.give_back();
+                if flight.http2 {
+                    return Self::local(Bytes::new(), flight);
+                }
                 Self { source: Source::Absent, lease: None, flight: Some(flight) }
             }
             AnswerBody::Switched => Self::none(),
             AnswerBody::Streamed(Gathering { parts, rest }) => {
-                let source = Source::Streamed { parts, rest, idle: Idle::new(silence), broken: None };
+                let source = Source::Streamed { parts, rest, idle: Idle::new(silence), request, broken: None };
                 Self { source, lease: Some(lease), flight: Some(flight) }
             }
         }
@@ -365,16 +437,19 @@ impl ResponseBody {
             Source::Absent => Poll::Ready(None),
             Source::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Source::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Source::Streamed { parts, rest, idle, broken } => {
+            Source::Streamed { parts, rest, idle, request, broken } => {
                 if let Some(error) = broken.take() {
                     return Poll::Ready(Some(Err(io::Error::other(error))));
                 }
                 if let Some(part) = parts.pop_front() {
-                    return Poll::Ready(Some(Ok(Frame::data(part))));
+                    return Poll::Ready(Some(Ok(part)));
                 }
                 match Pin::new(rest).poll_frame(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
                         idle.progress();
+                        if let Some(request) = request {
+                            request.answered.set(request.answered.get() + 1);
+                        }
                         Poll::Ready(Some(Ok(frame)))
                     }
                     Poll::Ready(Some(Err(error))) => {
@@ -384,7 +459,8 @@ impl ResponseBody {
                     }
                     Poll::Ready(None) => Poll::Ready(None),
                     Poll::Pending => {
-                        ready!(idle.poll_expired(cx));
+                        let moved = request.as_ref().map_or(0, |request| request.frames.get());
+                        ready!(idle.poll_expired(moved, cx));
                         Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())))
                     }
                 }
@@ -405,19 +481,25 @@ impl Body for ResponseBody {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let frame = ready!(self.poll(cx));
-        match &frame {
+        let mut frame = ready!(self.poll(cx));
+        match &mut frame {
             Some(Ok(frame)) => {
+                frame.trailers_mut().map(clean_trailers);
                 if let (Some(data), Some(flight)) = (frame.data_ref(), &mut self.flight) {
                     flight.bytes += data.len() as u64;
                 }
             }
             Some(Err(error)) => {
-                if let Some(flight) = &mut self.flight {
-                    let silent = error.kind() == io::ErrorKind::TimedOut;
+                let silent = error.kind() == io::ErrorKind::TimedOut;
+                let grpc = self.flight.as_mut().is_some_and(|flight| {
                     flight.error = Some(if silent { "upstream_body_timeout" } else { "upstream_body_cut" });
-                }
+                    flight.grpc
+                });
                 (self.lease, self.flight) = (None, None);
+                if grpc {
+                    self.source = Source::Whole(Bytes::new());
+                    return Poll::Ready(Some(Ok(Frame::trailers(grpc::broken_off(silent)))));
+                }
             }
             None => self.finish(),
         }
@@ -433,13 +515,8 @@ impl Body for ResponseBody {
             Source::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Source::Absent => SizeHint::default(),
             Source::Streamed { parts, rest, .. } => {
-                let ahead: u64 = parts.iter().map(|part| part.len() as u64).sum();
-                let mut hint = rest.size_hint();
-                if let Some(upper) = hint.upper() {
-                    hint.set_upper(upper + ahead);
-                }
-                hint.set_lower(hint.lower() + ahead);
-                hint
+                let ahead: u64 = parts.iter().filter_map(Frame::data_ref).map(|part| part.len() as u64).sum();
+                ahead_of(rest.size_hint(), ahead)
             }
         }
     }

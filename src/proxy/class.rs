@@ -9,8 +9,8 @@ pub(super) fn retry(outcome: Outcome) -> Option<&'static str> {
         Outcome::StaleConnection => Some("stale_connection"),
         Outcome::Reset => Some("reset"),
         Outcome::Timeout => Some("timeout"),
-        Outcome::RetryableStatus => Some("status"),
-        Outcome::Answered => None,
+        Outcome::RetryableStatus(_) => Some("status"),
+        Outcome::Answered(_) => None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! One client connection: hyper serves it, the thread's sweep watches its clock.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     convert::Infallible,
     net::SocketAddr,
     rc::Rc,
@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{Request, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -16,8 +17,10 @@ use tokio::{net::TcpStream, sync::Notify, time::timeout};
 
 use super::{
     Reason,
+    detect::Opening,
     forward::handle,
     framing::{Fault, Follower, Limit},
+    h2_serve,
     io::{ClientIo, Socket, Wire},
     tunnel::Tunnel,
     worker::{Slot, Worker},
@@ -30,7 +33,9 @@ pub(super) struct Client {
     /// Service of the port, when it has one.
     pub(super) dedicated: Option<Arc<str>>,
     socket: Socket,
-    wire: Rc<Wire>,
+    pub(super) wire: Rc<Wire>,
+    /// Set once it speaks HTTP/2.
+    pub(super) http2: OnceCell<Rc<h2_serve::Streams>>,
     /// What the connection becomes after the present response.
     tunnel: RefCell<Option<Tunnel>>,
     /// It has become that, and looks after itself.
@@ -38,13 +43,13 @@ pub(super) struct Client {
     /// Requests handed over by hyper so far.
     served: Cell<u64>,
     in_flight: Cell<u32>,
-    end: Notify,
-    how: Cell<End>,
+    pub(super) end: Notify,
+    pub(super) how: Cell<End>,
 }
 
 /// How a connection is ended from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     /// After the request in flight.
     Gracefully,
     /// At once.
@@ -68,18 +73,24 @@ impl Client {
     pub(super) fn left(&self, now: Mono) {
         self.in_flight.set(self.in_flight.get().saturating_sub(1));
         // Idle time runs from the end of a response, not from its request.
-        if !self.wire.follower.borrow().in_head() {
+        if !self.wire.in_head() {
             self.wire.since.set(now);
         }
     }
 
     /// Ends the connection after the request in flight.
     pub(super) fn finish(&self) {
-        self.how.set(End::Gracefully);
-        self.end.notify_one();
+        if self.how.get() != End::Now {
+            self.end.notify_one();
+        }
     }
 
-    fn cut(&self) {
+    /// The connection's bytes, watched.
+    pub(super) fn io(&self, worker: &Worker) -> ClientIo {
+        ClientIo { socket: self.socket.clone(), wire: self.wire.clone(), clock: worker.clock }
+    }
+
+    pub(super) fn cut(&self) {
         self.how.set(End::Now);
         self.end.notify_one();
     }
@@ -111,6 +122,9 @@ impl Client {
         }
         let timeouts = &worker.config.timeouts;
         let silent = now.since(self.wire.since.get());
+        if let Some(streams) = self.http2.get() {
+            streams.sweep(self, worker, now);
+        }
         if self.wire.blocked.get().is_some_and(|since| now.since(since) > timeouts.idle) {
             tracing::debug!(client = %self.address, "the client takes no bytes: connection closed");
             self.cut();
@@ -119,7 +133,7 @@ impl Client {
             if self.socket.reset() {
                 self.cut();
             }
-        } else if self.wire.follower.borrow().in_head() {
+        } else if self.wire.in_head() {
             if silent > timeouts.head {
                 worker.metrics.proxy_error(Reason::RequestTimeout.name());
                 self.socket.last_words(&Reason::RequestTimeout.last_words());
@@ -139,6 +153,7 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
     let socket = Socket::new(stream);
     let config = &worker.config;
     let wire = Rc::new(Wire {
+        opening: Opening::default(),
         follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
         since: worker.clock.mono().into(),
         blocked: Cell::new(None),
@@ -149,6 +164,7 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
         dedicated,
         socket: socket.clone(),
         wire: wire.clone(),
+        http2: OnceCell::new(),
         tunnel: RefCell::default(),
         tunnelled: Cell::new(false),
         served: Cell::new(0),
@@ -157,7 +173,15 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
         how: Cell::new(End::Gracefully),
     });
     let _registered = worker.register(&client);
-    let io = TokioIo::new(ClientIo { socket, wire, clock: worker.clock });
+    if let Some(first) = serve_http1(&slot, &worker, &client).await {
+        // On the heap: most connections never need its room.
+        Box::pin(h2_serve::serve(&slot, &client, first)).await;
+    }
+}
+
+/// Serves a connection as HTTP/1.1 to its end, or to the point where it turns out to be HTTP/2; returns what was read then.
+async fn serve_http1(slot: &Rc<Slot>, worker: &Rc<Worker>, client: &Rc<Client>) -> Option<Bytes> {
+    let io = TokioIo::new(client.io(worker));
     let service = service_fn(|request: Request<Incoming>| {
         let (worker, client) = (slot.worker(), client.clone());
         async move {
@@ -166,32 +190,35 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
             Ok::<_, Infallible>(response)
         }
     });
-    let mut connection = builder(&worker).serve_connection(io, service);
+    let mut connection = builder(worker).serve_connection(io, service);
     loop {
         tokio::select! {
             ended = &mut connection => {
+                let first = client.wire.opening.take();
                 let stuck = client.wire.follower.borrow().stuck();
                 match (stuck, ended) {
-                    (Some(limit), _) => beyond(&worker, &client, limit),
-                    (None, Err(error)) => broken(&worker, &client, &error),
+                    _ if first.is_some() => return first,
+                    (Some(limit), _) => beyond(worker, client, limit),
+                    (None, Err(error)) => broken(worker, client, &error),
                     (None, Ok(())) => {}
                 }
                 break;
             }
             () = client.end.notified() => match client.how.get() {
                 End::Gracefully => std::pin::Pin::new(&mut connection).graceful_shutdown(),
-                End::Now => return,
+                End::Now => return None,
             },
         }
     }
     let tunnel = client.tunnel.take();
     if let Some(tunnel) = tunnel {
         client.tunnelled.set(true);
-        tunnel.carry(&client, connection.into_parts().read_buf).await;
+        tunnel.carry(client, connection.into_parts().read_buf).await;
     } else {
         drop(connection);
-        linger(&client).await;
+        linger(client).await;
     }
+    None
 }
 
 fn builder(worker: &Worker) -> http1::Builder {
@@ -230,10 +257,8 @@ fn beyond(worker: &Worker, client: &Client, limit: Limit) {
 /// hyper ends the connection when it cannot parse what comes; [`ClientIo`] has put the reason into its answer. Here it is
 /// counted.
 fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
-    let reason = if error.is_parse_version_h2() {
-        // The one thing that hyper closes upon without a word.
-        client.socket.last_words(&Reason::VersionUnsupported.last_words());
-        Some(Reason::VersionUnsupported)
+    let reason = if error.is_parse_too_large() {
+        Some(Reason::HeadTooLarge)
     } else if error.is_parse() {
         Some(Reason::BadSyntax)
     } else {

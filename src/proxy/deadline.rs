@@ -1,14 +1,24 @@
-//! The caller's own time limit: `x-request-timeout`, honoured and passed on reduced by the time already spent.
+//! The caller's own time limit: `x-request-timeout`, and `grpc-timeout` of gRPC calls, honoured and passed on reduced by the time
+//! already spent.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-use super::headers::X_REQUEST_TIMEOUT;
+use super::{grpc, headers::X_REQUEST_TIMEOUT};
+
+/// The shorter of what the headers say.
+pub(super) fn requested(headers: &HeaderMap, grpc: bool) -> Option<Duration> {
+    let call = if grpc { grpc::timeout(headers) } else { None };
+    match (own(headers), call) {
+        (Some(own), Some(call)) => Some(own.min(call)),
+        (own, call) => own.or(call),
+    }
+}
 
 /// Milliseconds without a unit, or a number with `ms` or `s` (`250`, `250ms`, `1.5s`). What does not parse is ignored: a limit
 /// that nobody understands is none.
-pub(super) fn requested(headers: &HeaderMap) -> Option<Duration> {
+fn own(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(X_REQUEST_TIMEOUT)?.to_str().ok()?.trim_ascii();
     let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 1e-3),
@@ -31,7 +41,7 @@ mod tests {
         let get = |text: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from_static(text));
-            requested(&headers)
+            requested(&headers, false)
         };
         for (text, millis) in [("250", 250), ("250ms", 250), ("1s", 1_000), ("1.5s", 1_500), (" 7 ", 7), ("0", 0)] {
             assert_eq!(get(text), Some(Duration::from_millis(millis)), "{text}");

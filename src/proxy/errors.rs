@@ -12,10 +12,8 @@ use crate::routing::GiveUp;
 /// Why the proxy answers in an upstream's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Not HTTP/1.1 at all.
+    /// Not HTTP at all.
     BadSyntax,
-    /// HTTP/2.
-    VersionUnsupported,
     /// Conflicting or odd `Content-Length` and `Transfer-Encoding`.
     BadFraming,
     /// `Host` is missing, there is more than one, or it is no `name[:port]`.
@@ -36,6 +34,8 @@ pub enum Reason {
     UnknownService,
     /// No candidate in the lane.
     NoInstance,
+    /// No candidate in the lane, and too many requests leave it already.
+    FallbackLimit,
     /// Every candidate refused its connection; nothing was sent.
     AllRefused,
     /// The connection broke before a response came, and the request may have been processed.
@@ -54,6 +54,8 @@ pub enum Reason {
     OwnAddress,
     /// Too many client connections.
     TooManyConnections,
+    /// The instances take no more concurrent streams.
+    Overflow,
 }
 
 struct Entry {
@@ -79,13 +81,10 @@ const fn entry(
 
 /// In the order of [`Reason`].
 #[rustfmt::skip]
-const TABLE: [Entry; 21] = [
+const TABLE: [Entry; 22] = [
     entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
-        "what the client sent is not an HTTP/1.1 request",
-        "send plain HTTP/1.1 to this port; TLS is not taken here"),
-    entry(Reason::VersionUnsupported, "http_version_not_supported", 505, "http_request_error",
-        "HTTP/2 is not supported by this version",
-        "use HTTP/1.1"),
+        "what the client sent is not an HTTP request",
+        "send plain HTTP/1.1 or HTTP/2 to this port; TLS is not taken here"),
     entry(Reason::BadFraming, "bad_framing", 400, "http_request_error",
         "the request's length is given twice or in conflict (Content-Length, Transfer-Encoding)",
         "send one Content-Length of digits only, or Transfer-Encoding: chunked, never both"),
@@ -116,6 +115,9 @@ const TABLE: [Entry; 21] = [
     entry(Reason::NoInstance, "no_instance", 503, "destination_unavailable",
         "the lane has no instance that takes traffic",
         "see who was left out and why with `lanemesh route <service> --key <subject>`"),
+    entry(Reason::FallbackLimit, "fallback_limit", 503, "destination_unavailable",
+        "the lane has no instance that takes traffic, and as many requests as may leave it in a second have done so",
+        "see why the lane is left with `lanemesh route <service> --key <subject>`, or raise routing.fallback_per_second"),
     entry(Reason::AllRefused, "all_refused", 503, "connection_refused",
         "every instance of the lane refused its connection; nothing was sent, the request may be repeated",
         "check that the applications listen: `lanemesh instances`"),
@@ -123,11 +125,11 @@ const TABLE: [Entry; 21] = [
         "the instance closed the connection before it answered; the request may have been processed",
         "repeat it if that is harmless; look for crashes in the instance's log"),
     entry(Reason::BadResponse, "bad_upstream_response", 502, "http_protocol_error",
-        "the instance's answer is not valid HTTP/1.1, or switches protocols unasked",
+        "the instance's answer is not valid HTTP, or switches protocols unasked",
         "look at the instance's answer with curl; it may speak TLS or another protocol on this port"),
     entry(Reason::ProtocolUnsupported, "protocol_not_supported", 502, "destination_unavailable",
-        "the instance speaks a protocol that this version does not route",
-        "announce it with protocol = \"http1\" if it speaks HTTP/1.1"),
+        "the instance speaks no HTTP",
+        "announce it with the protocol that it speaks: \"http1\", \"h2c\" or \"grpc\""),
     entry(Reason::UpstreamTimeout, "upstream_timeout", 504, "http_response_timeout",
         "the instance did not answer in the time of one try",
         "raise proxy.timeouts.per_try if its answers take longer by design"),
@@ -143,12 +145,15 @@ const TABLE: [Entry; 21] = [
     entry(Reason::TooManyConnections, "too_many_connections", 503, "connection_limit_reached",
         "this sidecar holds as many client connections as it may",
         "keep connections open and reuse them, or raise proxy.max_connections"),
+    entry(Reason::Overflow, "overflow", 503, "connection_limit_reached",
+        "the instances have as many HTTP/2 streams under way as they take at a time; nothing was sent, the request may be repeated",
+        "raise the applications' limit on concurrent streams, or add instances"),
 ];
 
 impl Reason {
     /// All of them, in documented order.
-    pub const ALL: [Self; 21] = {
-        let mut all = [Self::BadSyntax; 21];
+    pub const ALL: [Self; 22] = {
+        let mut all = [Self::BadSyntax; 22];
         let mut at = 0;
         while at < all.len() {
             all[at] = TABLE[at].reason;
@@ -186,7 +191,6 @@ impl Reason {
         matches!(
             self,
             Self::BadSyntax
-                | Self::VersionUnsupported
                 | Self::BadFraming
                 | Self::BadHost
                 | Self::BadTarget
@@ -253,6 +257,7 @@ impl From<GiveUp> for Reason {
     fn from(why: GiveUp) -> Self {
         match why {
             GiveUp::NoInstance => Self::NoInstance,
+            GiveUp::FallbackLimit => Self::FallbackLimit,
             GiveUp::AllRefused => Self::AllRefused,
             // "Used up" without an answer to pass on means that the last try broke.
             GiveUp::UpstreamReset | GiveUp::RetriesUsedUp => Self::UpstreamReset,

@@ -11,8 +11,10 @@ use super::{
     body::{AnswerBody, Gathering, Outgoing, Progress, RequestBody, Whole},
     flight::Flight,
     forward::{Refusal, reads_whole, reason_of, refusal},
-    headers::{self, X_LANE, X_REQUEST_TIMEOUT, X_VERSION},
-    pool::{ConnectFault, Lease, Link},
+    grpc,
+    h2_pool::{malformed, unprocessed},
+    headers::{self, X_ATTEMPT, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
+    pool::{Carrier, ConnectFault, Lease},
     view::{Prepared, Service},
     worker::Worker,
 };
@@ -27,8 +29,15 @@ pub(super) struct Answer {
     pub(super) body: AnswerBody,
     pub(super) lease: Lease,
     pub(super) instance: u16,
+    /// Of the request's body, where that is streamed.
+    pub(super) request: Option<Rc<Progress>>,
+}
+
+impl Answer {
     /// The client holds back a body that nobody wants: its connection cannot be used further.
-    pub(super) closes: bool,
+    pub(super) fn closes(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.withheld.get())
+    }
 }
 
 /// How one try ended.
@@ -55,6 +64,8 @@ pub(super) struct Exchange<'a> {
     last: Option<Box<Answer>>,
     /// The last failure in words.
     blame: Option<(Reason, String)>,
+    /// Number of the HTTP/2 connection used last.
+    connection: u64,
 }
 
 impl<'a> Exchange<'a> {
@@ -67,7 +78,19 @@ impl<'a> Exchange<'a> {
         body: Outgoing,
         deadline: Option<Mono>,
     ) -> Self {
-        Self { worker, routed, flight, service, parts, body, deadline, failed: None, last: None, blame: None }
+        Self {
+            worker,
+            routed,
+            flight,
+            service,
+            parts,
+            body,
+            deadline,
+            failed: None,
+            last: None,
+            blame: None,
+            connection: 0,
+        }
     }
 
     /// No more tries: the last answer, or why there is none.
@@ -79,30 +102,37 @@ impl<'a> Exchange<'a> {
     }
 
     /// One try. An error ends the request: it is the client's doing, or no other instance would do better.
-    pub(super) async fn attempt(&mut self, at: u16, until: Mono, fresh: bool) -> Result<Tried, Refusal> {
+    pub(super) async fn attempt(&mut self, at: u16, number: u8, until: Mono, fresh: bool) -> Result<Tried, Refusal> {
         if let Some(reason) = self.failed.take() {
             self.worker.metrics.retried(self.service.name.as_str(), reason);
         }
         self.flight.instance = Some(at);
         let entry = &self.routed.instances[usize::from(at)];
-        if entry.record.protocol != Protocol::Http1 {
-            let detail = format!("{} speaks {:?}", entry.record.id, entry.record.protocol);
-            return Err(Refusal { reason: Reason::ProtocolUnsupported, detail });
-        }
-        let link = match self.link(entry, until, fresh).await {
-            Ok(link) => link,
+        let carrier = match self.carrier(entry, until, fresh).await? {
+            Ok(carrier) => carrier,
             Err(outcome) => return Ok(Tried::Failed(outcome)),
         };
-        let reused = link.reused;
+        let reused = carrier.reused();
         let prepared = self.service.prepared(&self.flight.view, at, &self.worker.metrics);
-        let (request, progress) = self.request(prepared.as_deref());
-        let mut lease = Lease::new(self.worker.pool.clone(), entry, link);
-        let sent = lease.link.sender.try_send_request(request);
-        match self.wait(sent, until, progress.as_deref()).await {
-            Some(Ok(response)) => {
-                let closes = progress.is_some_and(|progress| progress.withheld.get());
-                self.answered(response, lease, at, until, closes).await
+        let http2 = matches!(carrier, Carrier::Http2(_));
+        let (request, progress) = self.request(prepared.as_deref(), number, http2)?;
+        let mut lease = Lease::new(self.worker.pool.clone(), entry, carrier);
+        let waited = match &mut lease.carrier {
+            Carrier::Http1(link) => {
+                let sent = link.sender.try_send_request(request);
+                self.wait(sent, until, progress.as_deref()).await
             }
+            Carrier::Http2(stream) => {
+                let sent = stream.sender().try_send_request(request);
+                let waited = self.wait(sent, until, progress.as_deref()).await;
+                if waited.is_none() {
+                    stream.timed_out();
+                }
+                waited
+            }
+        };
+        match waited {
+            Some(Ok(response)) => self.answered(response, lease, at, until, progress).await,
             Some(Err(error)) => self.broken(error, entry, reused, progress.as_deref()),
             None => {
                 self.blame(Reason::UpstreamTimeout, entry, "no answer in time");
@@ -111,23 +141,44 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// A pooled connection, or a new one.
-    async fn link(&mut self, entry: &InstanceEntry, until: Mono, fresh: bool) -> Result<Link, Outcome> {
-        let careful = self.flight.class == MethodClass::Other || !self.body.replayable();
-        if !fresh && let Some(link) = self.worker.pool.take(entry, careful) {
-            return Ok(link);
-        }
-        let limit = self.worker.clock.mono() + self.worker.config.timeouts.connect;
-        self.worker.pool.open(entry, until.min(limit)).await.map_err(|fault| {
+    /// What the instance's protocol needs to carry a request: a pooled connection or a new one, or a stream of a shared one.
+    async fn carrier(
+        &mut self,
+        entry: &InstanceEntry,
+        until: Mono,
+        fresh: bool,
+    ) -> Result<Result<Carrier, Outcome>, Refusal> {
+        let until = until.min(self.worker.clock.mono() + self.worker.config.timeouts.connect);
+        let found = match entry.record.protocol {
+            Protocol::Http1 => {
+                let careful = self.flight.class == MethodClass::Other || !self.body.replayable();
+                let pool = &self.worker.pool;
+                match if fresh { None } else { pool.take(entry, careful) } {
+                    Some(link) => Ok(Carrier::Http1(link)),
+                    None => pool.open(entry, until).await.map(Carrier::Http1),
+                }
+            }
+            Protocol::H2c | Protocol::Grpc => {
+                let after = if fresh { self.connection } else { 0 };
+                let found = self.worker.h2_pool.stream(entry, until, after).await;
+                found.inspect(|stream| self.connection = stream.number()).map(Carrier::Http2)
+            }
+            Protocol::Tcp => {
+                let detail = format!("{} speaks plain TCP", entry.record.id);
+                return Err(Refusal { reason: Reason::ProtocolUnsupported, detail });
+            }
+        };
+        Ok(found.map_err(|fault| {
             match fault {
                 ConnectFault::OwnAddress(addr) => {
                     tracing::warn!(instance = %entry.record.id, %addr, "the instance's address is this sidecar itself");
                     self.blame(Reason::OwnAddress, entry, "its address is this sidecar's own");
                 }
                 ConnectFault::Failed(error) => self.blame(Reason::AllRefused, entry, &error.to_string()),
+                ConnectFault::Full => self.blame(Reason::Overflow, entry, "it takes no more streams"),
             }
             Outcome::ConnectFailed
-        })
+        }))
     }
 
     fn blame(&mut self, reason: Reason, entry: &InstanceEntry, what: &str) {
@@ -135,9 +186,15 @@ impl<'a> Exchange<'a> {
         self.blame = Some((reason, format!("last tried: {} at {}: {what}", record.id, record.authority())));
     }
 
-    /// The request for one instance. What can be repeated is copied, what cannot is handed over and comes back only unsent.
-    fn request(&mut self, prepared: Option<&Prepared>) -> (Request<RequestBody>, Option<Rc<Progress>>) {
-        let repeatable = self.repeatable();
+    /// The request for one instance. What can be repeated is copied, what cannot is handed over and comes back only unsent; over
+    /// HTTP/2 an instance may refuse what was sent, so there the head is always copied.
+    fn request(
+        &mut self,
+        prepared: Option<&Prepared>,
+        number: u8,
+        http2: bool,
+    ) -> Result<(Request<RequestBody>, Option<Rc<Progress>>), Refusal> {
+        let repeatable = self.repeatable() || http2;
         let mut request = Request::new(RequestBody::Kept(bytes::Bytes::new()));
         *request.method_mut() = self.parts.method.clone();
         *request.uri_mut() = self.parts.uri.clone();
@@ -149,14 +206,23 @@ impl<'a> Exchange<'a> {
             headers.insert(X_LANE, prepared.lane.clone());
             headers.insert(X_VERSION, prepared.version.clone());
         }
+        headers.insert(X_ATTEMPT, HeaderValue::from(u16::from(number)));
         if let Some(deadline) = self.deadline {
             let left = deadline.since(self.worker.clock.mono()).as_millis();
             headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)));
+            if self.flight.grpc {
+                grpc::set_timeout(headers, deadline.since(self.worker.clock.mono()));
+            }
         }
-        if let Some(wanted) = &self.flight.upgrade {
+        if http2 {
+            // No `Upgrade`, which may be ignored at any time: HTTP/2 has none.
+            let (mut parts, body) = request.into_parts();
+            for_http2(&mut parts)?;
+            request = Request::from_parts(parts, body);
+        } else if let Some(wanted) = &self.flight.upgrade {
             headers::ask_upgrade(headers, wanted.clone());
         }
-        let gate = self.body.expects().then(|| {
+        let gate = (self.body.expects() && !http2).then(|| {
             let (open, opened) = oneshot::channel();
             let open = Mutex::new(Some(open));
             hyper::ext::on_informational(&mut request, move |response| {
@@ -167,9 +233,9 @@ impl<'a> Exchange<'a> {
             });
             opened
         });
-        let (body, progress) = self.body.take(gate);
+        let (body, progress) = self.body.take(gate, http2);
         *request.body_mut() = body;
-        (request, progress)
+        Ok((request, progress))
     }
 
     fn repeatable(&self) -> bool {
@@ -198,7 +264,13 @@ impl<'a> Exchange<'a> {
                         return None;
                     }
                     seen = frames;
-                    until = self.worker.clock.mono() + self.worker.config.timeouts.per_try.max(MIN_SPAN);
+                    let timeouts = &self.worker.config.timeouts;
+                    let span = if self.flight.grpc { timeouts.idle } else { timeouts.per_try };
+                    until = self.worker.clock.mono() + span.max(MIN_SPAN);
+                    // A caller of gRPC means its deadline for the whole call.
+                    if let Some(deadline) = self.deadline.filter(|_| self.flight.grpc) {
+                        until = until.min(deadline);
+                    }
                 }
             }
         }
@@ -211,13 +283,14 @@ impl<'a> Exchange<'a> {
         lease: Lease,
         instance: u16,
         until: Mono,
-        closes: bool,
+        request: Option<Rc<Progress>>,
     ) -> Result<Tried, Refusal> {
+        self.body.settle();
         let entry = &self.routed.instances[usize::from(instance)];
         let (head, body) = response.into_parts();
         let granted = |wanted: &HeaderValue| headers::grants_upgrade(&head.headers, wanted);
         if head.status == StatusCode::SWITCHING_PROTOCOLS && self.flight.upgrade.as_ref().is_some_and(granted) {
-            let answer = Answer { head, body: AnswerBody::Switched, lease, instance, closes: false };
+            let answer = Answer { head, body: AnswerBody::Switched, lease, instance, request: None };
             return Ok(Tried::Answered(Box::new(answer)));
         }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -235,6 +308,7 @@ impl<'a> Exchange<'a> {
             let mut gathering = Gathering::new(body);
             match timeout_at(self.worker.clock.instant(until).into(), gathering.read()).await {
                 Ok(Whole::Done(bytes)) => AnswerBody::Whole(bytes),
+                Ok(Whole::WithTrailers) => AnswerBody::Streamed(gathering),
                 Ok(Whole::Broken(error)) => {
                     self.blame(Reason::UpstreamReset, entry, &error.to_string());
                     return Ok(Tried::Failed(Outcome::Reset));
@@ -247,10 +321,11 @@ impl<'a> Exchange<'a> {
         } else {
             AnswerBody::Streamed(Gathering::new(body))
         };
-        let answer = Box::new(Answer { head, body, lease, instance, closes });
+        let answer = Box::new(Answer { head, body, lease, instance, request });
         if retryable {
+            let status = answer.head.status.as_u16();
             self.last = Some(answer);
-            return Ok(Tried::Failed(Outcome::RetryableStatus));
+            return Ok(Tried::Failed(Outcome::RetryableStatus(status)));
         }
         Ok(Tried::Answered(answer))
     }
@@ -265,7 +340,8 @@ impl<'a> Exchange<'a> {
     ) -> Result<Tried, Refusal> {
         if let Some(unsent) = error.take_message() {
             let (parts, body) = unsent.into_parts();
-            if !self.repeatable() {
+            // A head for HTTP/2 was a copy.
+            if !self.repeatable() && parts.version != Version::HTTP_2 {
                 self.parts.headers = parts.headers;
             }
             self.body.put_back(body);
@@ -275,11 +351,15 @@ impl<'a> Exchange<'a> {
             return Err(reason_of(fault).into());
         }
         let error = error.into_error();
-        let reason = if error.is_parse() { Reason::BadResponse } else { Reason::UpstreamReset };
+        if unprocessed(&error) && self.body.restore() {
+            return Ok(Tried::Failed(self.stale()));
+        }
+        let bad = error.is_parse() || malformed(&error);
+        let reason = if bad { Reason::BadResponse } else { Reason::UpstreamReset };
         self.blame(reason, entry, &error.to_string());
         // The application closed an idle connection just as it was used again: no fault of the instance, and where the request
         // may be repeated, the same instance is asked again before another one.
-        if reused && self.repeatable() && !error.is_parse() {
+        if reused && self.repeatable() && !bad {
             return Ok(Tried::Failed(self.stale()));
         }
         Ok(Tried::Failed(Outcome::Reset))

@@ -2,10 +2,11 @@
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Method, Uri, request::Parts};
+use http::{HeaderValue, Method, Uri, Version, request::Parts};
 
 use super::{
     client::Client,
+    grpc,
     view::{Service, View},
     worker::Worker,
 };
@@ -24,6 +25,10 @@ pub(super) struct Flight {
     pub(super) random: u64,
     method: Method,
     uri: Uri,
+    /// The client speaks HTTP/2.
+    pub(super) http2: bool,
+    /// It is a gRPC call.
+    pub(super) grpc: bool,
     pub(super) class: MethodClass,
     pub(super) service: Option<Rc<Service>>,
     pub(super) decision: Option<Decision>,
@@ -53,6 +58,8 @@ impl Flight {
             random: worker.random(),
             method: parts.method.clone(),
             uri: parts.uri.clone(),
+            http2: parts.version == Version::HTTP_2,
+            grpc: grpc::is_call(parts.version, &parts.headers),
             worker,
             client,
             class,
@@ -142,6 +149,9 @@ impl Drop for Flight {
         let now = self.worker.clock.mono();
         if self.status.is_none() {
             self.error = Some("client_aborted");
+        }
+        if let (Some(streams), Some("client_aborted")) = (self.client.http2.get(), self.error) {
+            streams.given_up(now.since(self.begun), &self.client, &self.worker);
         }
         self.series().finished(self.class, self.status, self.switched.unwrap_or_else(|| now.since(self.begun)));
         self.worker.request_ended();

@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, time::Duration};
 
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version, header, request::Parts};
 use hyper::{
     body::{Body, Incoming},
     ext::ReasonPhrase,
@@ -16,6 +16,7 @@ use super::{
     deadline,
     exchange::{Answer, Exchange, Tried},
     flight::Flight,
+    grpc, h2_serve,
     headers::{self, X_ATTEMPTS, X_BUCKET, X_INSTANCE, X_LANE, X_REASON, X_VERSION},
     subject, target,
     tunnel::Tunnel,
@@ -45,8 +46,11 @@ pub(super) async fn handle(
     client: Rc<Client>,
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
-    let fault = client.next_fault();
     let (mut parts, body) = request.into_parts();
+    let fault = match parts.version {
+        Version::HTTP_2 => h2_serve::check_head(&worker, &mut parts),
+        _ => client.next_fault(),
+    };
     let class = method_class(&parts.method);
     let json = parts.headers.get(header::ACCEPT).is_some_and(Reason::wants_json);
     let mut flight = Box::new(Flight::new(worker.clone(), client, &parts, class));
@@ -77,9 +81,9 @@ async fn answer(
     flight.service = Some(service.clone());
     let routed = service.view(&view).ok_or_else(unknown)?;
     let decision = decide(worker, flight, &service, routed, headers);
-    let limit = deadline::requested(headers);
-    let upgrade = if *version == http::Version::HTTP_11 { headers::wanted_upgrade(headers) } else { None };
-    let hops = headers::clean_request(headers, &worker.lane_header)?.hops;
+    let limit = deadline::requested(headers, flight.grpc);
+    let upgrade = if *version == Version::HTTP_11 { headers::wanted_upgrade(headers) } else { None };
+    let headers::Cleaned { hops, repeated } = headers::clean_request(headers, &worker.lane_header)?;
     if hops >= headers::MAX_HOPS {
         return Err(Reason::Loop.into());
     }
@@ -87,13 +91,28 @@ async fn answer(
     let outgoing = prepare_body(headers, body, worker.config.timeouts.idle).await?;
     // A body that is still on its way would have to be finished first; an `Upgrade` may be ignored at any time.
     flight.upgrade = upgrade.filter(|_| outgoing.replayable());
-    let total = limit.map_or(worker.config.timeouts.total, |limit| limit.min(worker.config.timeouts.total));
-    let limits =
-        AttemptsConfig { max_retries: worker.config.max_retries, per_try: worker.config.timeouts.per_try, total };
+    let mut limits = limits(worker, flight.grpc, limit);
+    if repeated {
+        // Retries of every layer multiply, so only one repeats: the one that began it.
+        limits.max_retries = 0;
+    }
     let now = worker.clock.mono();
     let attempts = Attempts::new(&decision, flight.class, outgoing.replayable(), limits, now);
     let exchange = Exchange::new(worker, &service, routed, flight, parts, outgoing, limit.map(|limit| now + limit));
     drive(attempts, exchange, &decision).await
+}
+
+/// Time limits of a request. A gRPC call may take as long as its caller gives it, and a server that streams may have nothing to
+/// say for a while: without a deadline it is silence that ends it. Nothing is retried after it was sent, so one try has all the time.
+fn limits(worker: &Worker, grpc: bool, limit: Option<Duration>) -> AttemptsConfig {
+    let timeouts = &worker.config.timeouts;
+    let max_retries = worker.config.max_retries;
+    if grpc {
+        let total = limit.unwrap_or(timeouts.idle);
+        return AttemptsConfig { max_retries, per_try: total, total };
+    }
+    let total = limit.map_or(timeouts.total, |limit| limit.min(timeouts.total));
+    AttemptsConfig { max_retries, per_try: timeouts.per_try, total }
 }
 
 /// Asks routing, and notes what it said.
@@ -115,12 +134,15 @@ fn decide(
         random: flight.random,
     };
     let decision = routing::choose(&flight.view.snapshot, routed, &request, worker.clock.mono());
+    if decision.panic {
+        worker.metrics.panicked(service.name.as_str());
+    }
     if decision.lane.probe {
         worker.metrics.lane_probe(service.name.as_str());
     }
-    if let (Some(why), Some(_)) = (decision.fallback, decision.served) {
+    if let (Some(why), Some(served)) = (decision.fallback, decision.served_lane(routed)) {
         let lane = routed.decided(&decision.lane).name.as_str();
-        worker.metrics.fell_back(service.name.as_str(), lane, why.as_str());
+        worker.metrics.fell_back(service.name.as_str(), lane, served.name.as_str(), why.as_str());
     }
     // Errors are logged whatever the sample says, and nobody knows yet how this one ends.
     flight.subject = subject.as_deref().map(Box::from);
@@ -157,17 +179,20 @@ pub(super) fn reason_of(fault: ClientFault) -> Reason {
 async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &Decision) -> Result<Answer, Refusal> {
     loop {
         match attempts.next(exchange.routed, exchange.worker.clock.mono()) {
-            Step::Try { instance, until, fresh } => match exchange.attempt(instance, until, fresh).await? {
-                Tried::Answered(answer) => {
-                    attempts.ended(routing::Outcome::Answered, exchange.routed, exchange.worker.clock.mono());
-                    exchange.flight.retries = u32::from(attempts.retries());
-                    return Ok(*answer);
+            Step::Try { instance, until, fresh } => {
+                match exchange.attempt(instance, attempts.number(), until, fresh).await? {
+                    Tried::Answered(answer) => {
+                        let outcome = routing::Outcome::Answered(answer.head.status.as_u16());
+                        attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
+                        exchange.flight.retries = u32::from(attempts.retries());
+                        return Ok(*answer);
+                    }
+                    Tried::Failed(outcome) => {
+                        attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
+                        exchange.failed = retry(outcome);
+                    }
                 }
-                Tried::Failed(outcome) => {
-                    attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
-                    exchange.failed = retry(outcome);
-                }
-            },
+            }
             Step::Wait(until) => tokio::time::sleep_until(exchange.worker.clock.instant(until).into()).await,
             Step::GiveUp(why) => {
                 exchange.flight.retries = u32::from(attempts.retries());
@@ -179,15 +204,18 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
 
 /// An instance's answer on its way to the client.
 fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response<ResponseBody> {
-    let Answer { mut head, body, mut lease, instance, closes } = answer;
+    let closes = answer.closes();
+    let Answer { mut head, body, mut lease, instance, request } = answer;
     flight.instance = Some(instance);
     flight.answered = true;
     flight.status = Some(head.status.as_u16());
     headers::clean_response(&mut head.headers);
     finish_head(worker, &flight, &mut head.headers);
     if closes {
-        head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        lease.link.spend();
+        if !flight.http2 {
+            head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        lease.spend();
     }
     // Of what hyper notes beside a head, only a reason phrase of the instance's own is anybody else's business.
     let phrase = head.extensions.remove::<ReasonPhrase>();
@@ -202,7 +230,7 @@ fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response
     // The client's own version decides the framing; an instance that speaks 1.0 does not make the client's connection 1.0.
     head.version = http::Version::HTTP_11;
     let silence = worker.config.timeouts.idle;
-    Response::from_parts(head, ResponseBody::new(body, silence, lease, flight))
+    Response::from_parts(head, ResponseBody::new(body, request, silence, lease, flight))
 }
 
 /// An instance has switched protocols: the client is told, and then both connections are one.
@@ -234,7 +262,11 @@ fn refuse(worker: &Worker, mut flight: Box<Flight>, refusal: &Refusal, json: boo
     worker.metrics.proxy_error(reason.name());
     flight.error = Some(reason.name());
     flight.status = Some(reason.status());
-    let mut response = reason.response(json, &refusal.detail);
+    let mut response =
+        if flight.grpc { grpc::response(reason, &refusal.detail) } else { reason.response(json, &refusal.detail) };
+    if flight.http2 {
+        response.headers_mut().remove(header::CONNECTION);
+    }
     finish_head(worker, &flight, response.headers_mut());
     response.map(|bytes| ResponseBody::local(bytes, flight))
 }
@@ -244,7 +276,8 @@ fn finish_head(worker: &Worker, flight: &Flight, headers: &mut HeaderMap) {
     if worker.config.expose_decision {
         expose(flight, headers);
     }
-    if worker.draining() {
+    // HTTP/2 connections are told by GOAWAY.
+    if worker.draining() && !flight.http2 {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
 }
@@ -295,7 +328,7 @@ pub(super) fn refusal(
             Refusal { reason: Reason::NoInstance, detail: format!("service {}, lane {lane}: {why}", routed.name) }
         }
         // What went wrong last says more than that it was the last.
-        (GiveUp::AllRefused, Some((reason @ (Reason::OwnAddress | Reason::AllRefused), detail))) => {
+        (GiveUp::AllRefused, Some((reason @ (Reason::OwnAddress | Reason::AllRefused | Reason::Overflow), detail))) => {
             Refusal { reason, detail }
         }
         (GiveUp::UpstreamReset | GiveUp::RetriesUsedUp, Some((reason @ Reason::BadResponse, detail))) => {

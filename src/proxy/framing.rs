@@ -98,6 +98,11 @@ impl Follower {
         self.first_fault.filter(|(at, _)| *at <= message).map(|(_, fault)| fault)
     }
 
+    /// Looks no further: the connection speaks something else from here on.
+    pub(super) fn stop(&mut self) {
+        (self.place, self.first_fault) = (Place::Lost, None);
+    }
+
     /// Whether a head has begun and not ended.
     pub(super) fn in_head(&self) -> bool {
         self.place == Place::Head

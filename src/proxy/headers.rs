@@ -18,6 +18,7 @@ pub(super) const X_INSTANCE: HeaderName = HeaderName::from_static("x-lanemesh-in
 pub(super) const X_REASON: HeaderName = HeaderName::from_static("x-lanemesh-reason");
 pub(super) const X_BUCKET: HeaderName = HeaderName::from_static("x-lanemesh-bucket");
 pub(super) const X_ATTEMPTS: HeaderName = HeaderName::from_static("x-lanemesh-attempts");
+pub(super) const X_ATTEMPT: HeaderName = HeaderName::from_static("x-lanemesh-attempt");
 pub(super) const X_HOPS: HeaderName = HeaderName::from_static("x-lanemesh-hops");
 pub(super) const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
 pub(super) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
@@ -96,6 +97,8 @@ fn strip_ours(headers: &mut HeaderMap) {
 pub(super) struct Cleaned {
     /// Sidecars that it has passed.
     pub(super) hops: u32,
+    /// A sidecar before this one is already repeating it: the application handed on the number of a later try.
+    pub(super) repeated: bool,
 }
 
 /// What a client asks to upgrade to (RFC 9110 7.8): the tokens of `Upgrade`, if `Connection` lists it. `h2c` is not among them:
@@ -138,6 +141,7 @@ pub(super) fn clean_switch(headers: &mut HeaderMap, wanted: HeaderValue) {
 /// Cleans a request's headers. `lane_header` goes as well: whether it is honoured is decided before.
 pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -> Result<Cleaned, Reason> {
     let hops = headers.get(X_HOPS).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
+    let attempt: u32 = headers.get(X_ATTEMPT).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(1);
     let protected = |name: &HeaderName| {
         [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
             || name == lane_header
@@ -152,7 +156,46 @@ pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
         headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
     }
-    Ok(Cleaned { hops })
+    Ok(Cleaned { hops, repeated: attempt > 1 })
+}
+
+/// HTTP/2 lets a client cut its cookies into several headers; everybody else knows one (RFC 9113 8.2.3).
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    let mut all = headers.get_all(header::COOKIE).iter();
+    if all.next().is_none() || all.next().is_none() {
+        return;
+    }
+    let crumbs: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    // Joined from valid values by valid bytes.
+    if let Ok(joined) = HeaderValue::from_bytes(&crumbs.join(b"; ".as_slice())) {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
+/// Turns the head of a cleaned request for HTTP/1.1 into one for HTTP/2: `Host` becomes the authority, and what speaks of the
+/// connection has no place there. `TE: trailers` stays (RFC 9113 8.2.2). `Expect` goes: its 100 is not waited for.
+pub(super) fn for_http2(request: &mut http::request::Parts) -> Result<(), Reason> {
+    let headers = &mut request.headers;
+    headers.remove(header::CONNECTION);
+    headers.remove(header::EXPECT);
+    let host = headers.remove(header::HOST).ok_or(Reason::BadHost)?;
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(http::uri::Scheme::HTTP);
+    parts.authority = Some(host.as_bytes().try_into().map_err(|_| Reason::BadHost)?);
+    parts.path_and_query = request.uri.path_and_query().cloned();
+    request.uri = http::Uri::from_parts(parts).map_err(|_| Reason::BadTarget)?;
+    request.version = http::Version::HTTP_2;
+    Ok(())
+}
+
+/// Cleans trailers, of requests and responses: nothing that frames, routes or belongs to a connection or to the mesh comes after
+/// the body (RFC 9110 6.5.1).
+pub(super) fn clean_trailers(trailers: &mut HeaderMap) {
+    strip_hop_by_hop(trailers);
+    strip_ours(trailers);
+    for name in [header::HOST, header::CONTENT_LENGTH, X_FORWARDED_FOR, X_FORWARDED_PROTO] {
+        trailers.remove(name);
+    }
 }
 
 /// What the proxy tells an instance: the same for every try.
@@ -255,6 +298,33 @@ mod tests {
             let mut headers = map(&[("connection", &format!("close, {name}"))]);
             assert_eq!(clean_request(&mut headers, &lane()), Err(Reason::BadConnectionHeader), "{name}");
         }
+    }
+
+    #[test]
+    fn cookie_crumbs_become_one_header() {
+        let mut headers = map(&[("cookie", "a=1"), ("x", "y"), ("cookie", "b=2; c=3")]);
+        join_cookies(&mut headers);
+        assert_eq!(headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2; c=3"]);
+        let mut one = map(&[("cookie", "a=1")]);
+        join_cookies(&mut one);
+        assert_eq!(one, map(&[("cookie", "a=1")]));
+    }
+
+    #[test]
+    fn a_head_for_http2_has_an_authority_and_nothing_of_the_connection() {
+        let request = http::Request::builder().uri("/a%2Fb?").body(()).unwrap();
+        let mut parts = request.into_parts().0;
+        parts.headers = map(&[("host", "orders:80"), ("te", "trailers"), ("connection", "te"), ("x-kept", "1")]);
+        for_http2(&mut parts).unwrap();
+        assert_eq!(parts.uri, "http://orders:80/a%2Fb?");
+        assert_eq!(parts.headers, map(&[("te", "trailers"), ("x-kept", "1")]));
+    }
+
+    #[test]
+    fn trailers_carry_no_framing_and_no_decision() {
+        let mut trailers = map(&[("grpc-status", "0"), ("content-length", "1"), ("x-lanemesh-lane", "c"), ("te", "x")]);
+        clean_trailers(&mut trailers);
+        assert_eq!(trailers, map(&[("grpc-status", "0")]));
     }
 
     #[test]

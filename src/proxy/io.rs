@@ -21,7 +21,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{Reason, framing::Follower};
+use super::{Reason, detect::Opening, framing::Follower};
 use crate::{telemetry::Clock, types::Mono};
 
 /// A socket that hyper holds and others may look at, on one thread.
@@ -40,6 +40,15 @@ impl Socket {
         match SockRef::from(&*stream).peek(&mut byte) {
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
             Ok(_) => true,
+        }
+    }
+
+    /// Whether the other end has closed or reset. One system call.
+    pub(super) fn closed(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        match SockRef::from(&*self.0.borrow()).peek(&mut byte) {
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(length) => length == 0,
         }
     }
 
@@ -134,6 +143,8 @@ impl AsyncWrite for Socket {
 /// What is known of a client connection from its bytes.
 #[derive(Debug)]
 pub(super) struct Wire {
+    /// Whether it is HTTP/2.
+    pub(super) opening: Opening,
     pub(super) follower: RefCell<Follower>,
     /// When the present head began, or the last bytes came.
     pub(super) since: Cell<Mono>,
@@ -141,6 +152,13 @@ pub(super) struct Wire {
     pub(super) blocked: Cell<Option<Mono>>,
     /// Whether the last response handed to hyper was a 400: then the next one on the wire is not hyper's own.
     pub(super) answered_400: Cell<bool>,
+}
+
+impl Wire {
+    /// Whether a head (or the preface of HTTP/2) has begun and not ended.
+    pub(super) fn in_head(&self) -> bool {
+        self.follower.borrow().in_head() || self.opening.under_way()
+    }
 }
 
 /// A client's socket: every byte read passes the follower.
@@ -154,10 +172,15 @@ pub(super) struct ClientIo {
 impl AsyncRead for ClientIo {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        if self.wire.follower.borrow().stuck().is_some() {
-            return Poll::Ready(Err(beyond()));
+        let me = &mut *self;
+        if me.wire.opening.passed() {
+            if me.wire.follower.borrow().stuck().is_some() {
+                return Poll::Ready(Err(beyond()));
+            }
+            ready!(Pin::new(&mut me.socket).poll_read(cx, buf))?;
+        } else {
+            ready!(me.wire.opening.poll_read(&mut me.socket, cx, buf))?;
         }
-        ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
         let mut follower = self.wire.follower.borrow_mut();
         // A head's time runs from its first byte, so later bytes of it don't move the mark.
         if !follower.in_head() {
@@ -217,8 +240,8 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.wire.follower.borrow().stuck().is_some() {
-            // The answer is still to come.
+        if self.wire.opening.is_http2() || self.wire.follower.borrow().stuck().is_some() {
+            // Only the HTTP/1.1 side of it ends; or the answer is still to come.
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.socket).poll_shutdown(cx)

@@ -1,4 +1,4 @@
-//! Connections to instances: one pool per data thread, so that taking and giving back needs no lock (REQUIREMENTS P4).
+//! HTTP/1.1 connections to instances: one pool per data thread, so that taking and giving back needs no lock (REQUIREMENTS P4).
 //!
 //! Last in, first out: few connections stay warm and the rest age out. A connection is offered again only when hyper says that it
 //! is ready; for a request that must not be repeated, the socket itself is asked as well, since an application closes idle
@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{body::RequestBody, io::Socket};
+use super::{body::RequestBody, h2_pool::Stream, io::Socket};
 use crate::{
     routing::{InFlight, InstanceCell, InstanceEntry},
     telemetry::{Clock, Metrics},
@@ -33,7 +33,7 @@ use crate::{
 /// Idle connections kept per instance and thread.
 const MOST_IDLE: usize = 256;
 /// Largest response head.
-const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+pub(super) const MAX_RESPONSE_HEAD: usize = 256 * 1024;
 
 /// One connection to an instance.
 pub(super) struct Link {
@@ -50,13 +50,6 @@ pub(super) struct Link {
     /// hyper's side of the connection: closed together with this one, also in the middle of a request. Its result is what the
     /// instance sent beyond its last response.
     driver: JoinHandle<Bytes>,
-}
-
-impl Link {
-    /// Closes it after the present response.
-    pub(super) fn spend(&mut self) {
-        self.spent = true;
-    }
 }
 
 impl Drop for Link {
@@ -81,6 +74,18 @@ pub(super) enum ConnectFault {
     OwnAddress(SocketAddr),
     /// Refused, unreachable, unresolvable or too slow.
     Failed(io::Error),
+    /// All connections are in use, and no more are opened.
+    Full,
+}
+
+impl Clone for ConnectFault {
+    fn clone(&self) -> Self {
+        match self {
+            Self::OwnAddress(addr) => Self::OwnAddress(*addr),
+            Self::Failed(error) => Self::Failed(io::Error::new(error.kind(), error.to_string())),
+            Self::Full => Self::Full,
+        }
+    }
 }
 
 /// The pool of one data thread.
@@ -93,7 +98,7 @@ pub(super) struct Pool {
     metrics: Arc<Metrics>,
 }
 
-fn key(cell: &Arc<InstanceCell>) -> usize {
+pub(super) fn key(cell: &Arc<InstanceCell>) -> usize {
     Arc::as_ptr(cell) as usize
 }
 
@@ -188,7 +193,8 @@ impl Pool {
         Ok(Link { sender, socket, since: Mono::ZERO, reused: false, epoch: entry.epoch, spent: false, driver })
     }
 
-    async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, ConnectFault> {
+    /// A TCP connection to an instance.
+    pub(super) async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, ConnectFault> {
         if let Ok(ip) = host.parse::<IpAddr>() {
             let addr = SocketAddr::new(ip, port);
             self.check(addr)?;
@@ -239,29 +245,58 @@ impl Pool {
     }
 }
 
-/// A connection in use; goes back when its response was read to the end, and is closed when it is dropped before.
+/// What carries one request.
+pub(super) enum Carrier {
+    /// A connection of its own.
+    Http1(Link),
+    /// A stream of a shared one.
+    Http2(Stream),
+}
+
+impl Carrier {
+    /// Whether its connection has carried a request before.
+    pub(super) fn reused(&self) -> bool {
+        match self {
+            Self::Http1(link) => link.reused,
+            Self::Http2(stream) => stream.reused,
+        }
+    }
+}
+
+/// A carrier in use; its connection goes back when its response was read to the end. Dropped before, the connection of its own is
+/// closed, the stream reset.
 pub(super) struct Lease {
     pool: Rc<Pool>,
     key: usize,
-    pub(super) link: Link,
+    pub(super) carrier: Carrier,
     /// Counts the request as in flight at its instance.
     in_flight: InFlight,
 }
 
 impl Lease {
-    pub(super) fn new(pool: Rc<Pool>, instance: &InstanceEntry, link: Link) -> Self {
-        Self { pool, key: key(&instance.cell), link, in_flight: instance.cell.enter() }
+    pub(super) fn new(pool: Rc<Pool>, instance: &InstanceEntry, carrier: Carrier) -> Self {
+        Self { pool, key: key(&instance.cell), carrier, in_flight: instance.cell.enter() }
+    }
+
+    /// Has the connection closed after the present response, if it is this request's alone.
+    pub(super) fn spend(&mut self) {
+        if let Carrier::Http1(link) = &mut self.carrier {
+            link.spent = true;
+        }
     }
 
     /// The connection itself, when its response has switched it away from HTTP, and what the instance sent behind that.
-    /// `None` when the request was not taken whole by `until`, which no instance that switches may do.
-    pub(super) async fn switched(mut self, until: Instant) -> Option<(Socket, Bytes, InFlight)> {
-        let early = timeout_at(until, &mut self.link.driver).await.ok()?.ok()?;
-        Some((self.link.socket.clone(), early, self.in_flight))
+    /// `None` when the request was not taken whole by `until`, which no instance that switches may do, and of a shared connection.
+    pub(super) async fn switched(self, until: Instant) -> Option<(Socket, Bytes, InFlight)> {
+        let Carrier::Http1(mut link) = self.carrier else { return None };
+        let early = timeout_at(until, &mut link.driver).await.ok()?.ok()?;
+        Some((link.socket.clone(), early, self.in_flight))
     }
 
     pub(super) fn give_back(self) {
-        let Self { pool, key, link, .. } = self;
-        pool.give_back(key, link);
+        let Self { pool, key, carrier, .. } = self;
+        if let Carrier::Http1(link) = carrier {
+            pool.give_back(key, link);
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Which service a request is for: by dedicated port, by the authority of an absolute-form target, or by `Host`.
 //!
 //! A service name is compared without regard to case, port and one trailing dot. Nothing else is guessed: no search domains, no
-//! `service.namespace`. hyper accepts requests with no or several `Host` headers; here HTTP/1.1 needs exactly one.
+//! `service.namespace`. hyper accepts requests with no or several `Host` headers; here HTTP/1.1 needs exactly one, and HTTP/2 an
+//! `:authority` or one `Host`, which must agree when there are both.
 
 use http::{HeaderMap, HeaderValue, Method, Uri, Version, header, uri::Scheme};
 
@@ -46,10 +47,13 @@ pub(super) fn resolve(
     if method == Method::CONNECT {
         return Err(Reason::ConnectUnsupported);
     }
+    let http2 = version == Version::HTTP_2;
+    // Over HTTP/2 every request is written like this, with the scheme that the client believes in.
+    let taken = |scheme: &Scheme| *scheme == Scheme::HTTP || http2 && *scheme == Scheme::HTTPS;
     let from_target = match (uri.scheme(), uri.authority()) {
         (None, None) if uri.path().starts_with('/') => None,
-        (Some(scheme), Some(authority)) if *scheme == Scheme::HTTP => {
-            Some(parse(authority.as_str(), Reason::BadTarget)?)
+        (Some(scheme), Some(authority)) if taken(scheme) && uri.path().starts_with('/') => {
+            Some(parse(authority.as_str(), if http2 { Reason::BadHost } else { Reason::BadTarget })?)
         }
         // `*`, `products`, `ftp://...`, `https://...`: nothing that a path on an instance could be made of.
         _ => return Err(Reason::BadTarget),
@@ -59,9 +63,13 @@ pub(super) fn resolve(
     let from_host = match host {
         _ if second.is_some() => return Err(Reason::BadHost),
         Some(host) => Some(parse(host.to_str().map_err(|_| Reason::BadHost)?, Reason::BadHost)?),
-        None if version > Version::HTTP_10 => return Err(Reason::BadHost),
+        None if version > Version::HTTP_10 && !(http2 && from_target.is_some()) => return Err(Reason::BadHost),
         None => None,
     };
+    // RFC 9113 8.3.1: whichever of the two somebody else believes, it must be the same.
+    if http2 && from_target.is_some() && from_host.is_some() && from_target != from_host {
+        return Err(Reason::BadHost);
+    }
     if from_target.is_some() {
         to_origin_form(uri, headers)?;
     }
@@ -154,6 +162,20 @@ mod tests {
         for bad in ["ftp://orders/", "https://orders/", "products", "*", "http://u@orders/"] {
             assert_eq!(run(bad, &["orders"], Version::HTTP_11), Err(Reason::BadTarget), "{bad}");
         }
+    }
+
+    #[test]
+    fn http2_needs_an_authority_or_a_host_and_no_contradiction() {
+        let run = |target: &str, hosts: &[&str]| run(target, hosts, Version::HTTP_2);
+        let ok = |path: &str, host: &str| Ok(("orders".to_owned(), path.to_owned(), host.to_owned()));
+        assert_eq!(run("http://orders/p", &[]), ok("/p", "orders"));
+        assert_eq!(run("https://orders:443/", &[]), ok("/", "orders:443"));
+        assert_eq!(run("http://orders/", &["ORDERS:80"]), ok("/", "orders"));
+        assert_eq!(run("/p", &["orders"]), ok("/p", "orders"));
+        for (target, hosts) in [("http://orders/", &["billing"][..]), ("/p", &[]), ("/p", &["orders", "orders"])] {
+            assert_eq!(run(target, hosts), Err(Reason::BadHost), "{target}");
+        }
+        assert_eq!(run("http://u@orders/", &[]), Err(Reason::BadHost));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Reason, client::Client, client::serve, pool::Pool, view::View};
+use super::{Reason, client::Client, client::serve, h2_pool::H2Pool, pool::Pool, view::View};
 use crate::{
     config::{AccessLog, Proxy, ServiceRule},
     routing::Snapshot,
@@ -171,6 +171,7 @@ pub fn start(
         let bound = bind_all(*wanted, &format!("port of service `{service}`"), dedicated, &mut listeners)?;
         ports.insert(service.clone(), bound);
     }
+    metrics.watch(snapshots.clone(), clock);
     let dropped = metrics.access_log_dropped.clone();
     let (access, sink) = AccessLogger::start(&config.access_log, dropped).map_err(StartFault::AccessLog)?;
     let own = config.own.iter().copied().chain([addr]).chain(ports.values().copied()).collect();
@@ -275,6 +276,7 @@ pub(super) struct Worker {
     pub(super) clock: Clock,
     pub(super) access: AccessSink,
     pub(super) pool: Rc<Pool>,
+    pub(super) h2_pool: Rc<H2Pool>,
     snapshots: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
@@ -288,6 +290,7 @@ impl Worker {
         let Seed { settings, snapshots, metrics, clock, sink, own } = seed;
         let config = settings.borrow().clone();
         let pool = Rc::new(Pool::new(config.proxy.timeouts.pool_idle, own, clock, metrics.clone()));
+        let h2_pool = Rc::new(H2Pool::new(pool.clone(), config.proxy.timeouts, clock, metrics.clone()));
         let view = RefCell::new(Rc::new(View::new(snapshots.load_full())));
         Ok(Self {
             config: config.proxy.clone(),
@@ -297,6 +300,7 @@ impl Worker {
             clock,
             access: sink,
             pool,
+            h2_pool,
             snapshots: RefCell::new(Cache::new(snapshots)),
             view,
             random: Cell::new(first_random()),
@@ -310,6 +314,7 @@ impl Worker {
     fn with(&self, config: &ProxyConfig) -> Result<Self, StartFault> {
         let lane_header = lane_header(&config.proxy)?;
         self.pool.set_idle_limit(config.proxy.timeouts.pool_idle);
+        self.h2_pool.set_timeouts(config.proxy.timeouts);
         let snapshots = self.snapshots.borrow().clone();
         Ok(Self {
             config: config.proxy.clone(),
@@ -319,6 +324,7 @@ impl Worker {
             clock: self.clock,
             access: self.access.sampling(config.access_log.sample),
             pool: self.pool.clone(),
+            h2_pool: self.h2_pool.clone(),
             snapshots: RefCell::new(snapshots),
             // What was resolved of the view so far followed the old rules.
             view: RefCell::new(Rc::new(View::new(self.view().snapshot.clone()))),
@@ -373,6 +379,7 @@ impl Worker {
 
     fn sweep(&self, now: Mono) {
         self.pool.sweep();
+        self.h2_pool.sweep();
         for client in self.clients.borrow().values() {
             client.sweep(self, now);
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Decision, Exclusion, FallbackReason, Request, ServiceView, SkipReason, Snapshot};
+use super::{BreakerState, Decision, Exclusion, FallbackReason, Request, ServiceView, SkipReason, Snapshot};
 use crate::{
     lanes::{Bucket, LaneReason},
     types::{InstanceId, Lane, Mono, NodeId, PolicyVersion, ServiceName, VersionName},
@@ -45,6 +45,9 @@ pub struct Explanation {
     pub skipped_more: u16,
     /// Local state spoke against every candidate; the ring's owner was taken all the same.
     pub panic: bool,
+    /// Breaker of the chosen instance: `held` when it should be open, but too much of its lane is kept away already.
+    #[serde(default)]
+    pub breaker: BreakerState,
     /// The first instances in failover order, the ring's owner first.
     pub failover: Vec<InstanceId>,
     /// Number of candidates in the lane that serves.
@@ -133,6 +136,7 @@ impl Explanation {
             skipped: decision.skipped.iter().map(|s| SkippedInstance { id: id(s.instance), why: s.why }).collect(),
             skipped_more: decision.skipped.more(),
             panic: decision.panic,
+            breaker: decision.target(service).map(|entry| entry.cell.state(now, &service.rules)).unwrap_or_default(),
             failover: served.map_or_else(Vec::new, |lane| lane.order(decision.key_hash).take(SHOWN).map(id).collect()),
             candidates: served.map_or(0, |lane| lane.members.len()),
             ring_points: served.map_or(0, |lane| lane.ring.points()),
@@ -215,6 +219,14 @@ impl Explanation {
             }
             None => writeln!(f, "instance   none: there is no candidate")?,
         }
+        match self.breaker {
+            BreakerState::Held => writeln!(
+                f,
+                "           its breaker should be open, but too much of the lane is kept away already: used as it is"
+            )?,
+            BreakerState::Closed => {}
+            state => writeln!(f, "           its breaker is {}", state.as_str())?,
+        }
         if self.panic {
             writeln!(f, "           every candidate is doubtful here; the ring's owner is used as it is")?;
         }
@@ -261,16 +273,22 @@ impl SkipReason {
     /// The reason in words.
     pub const fn words(self) -> &'static str {
         match self {
-            Self::Refusing => "it refused connections from this sidecar a moment ago",
             Self::Doubtful => "its sidecar is accused of not answering",
+            Self::BreakerOpen => "its breaker is open: it failed requests of this sidecar a moment ago",
+            Self::HalfOpen => "its breaker waits for one request of its own keys to try it",
+            Self::Ramping => "it works again, and its keys come back little by little: not this one yet",
+            Self::SlowStart => "it is new, and its keys come little by little: not this one yet",
         }
     }
 
     /// As it is logged and labelled.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Refusing => "refusing",
             Self::Doubtful => "doubtful",
+            Self::BreakerOpen => "breaker-open",
+            Self::HalfOpen => "half-open",
+            Self::Ramping => "ramping",
+            Self::SlowStart => "slow-start",
         }
     }
 }
@@ -282,6 +300,8 @@ impl FallbackReason {
             Self::Absent => "no instance",
             Self::Unhealthy => "no healthy instance",
             Self::Draining => "only instances that drain or have weight 0",
+            Self::Sick => "only instances that fail",
+            Self::Returning => "only instances that are coming back, and this key is not among theirs yet",
         }
     }
 }
@@ -348,6 +368,22 @@ mod tests {
         assert!(explained.to_string().contains("fallback   none: canary has no instance"));
         let explained = explain(&built(&with_policy(fleet(1, 0), policy(10_000))), &get("ann"));
         assert!(explained.to_string().contains("fallback   to stable: canary has no instance"));
+    }
+
+    #[test]
+    fn says_what_the_breaker_does() {
+        let snapshot = built(&fleet(2, 0));
+        let service = snapshot.service("orders").unwrap();
+        let calm = explain(&snapshot, &get("ann"));
+        let owner =
+            service.instances.iter().find(|entry| entry.record.id == calm.instance.as_ref().unwrap().id).unwrap();
+        owner.cell.hold();
+        let text = explain(&snapshot, &get("ann")).to_string();
+        assert!(text.contains("its breaker should be open, but too much of the lane"), "{text}");
+        owner.cell.renew();
+        open_breaker(owner);
+        let text = explain(&snapshot, &get("ann")).to_string();
+        assert!(text.contains(&format!("skipped    {}: its breaker is open", owner.record.id)), "{text}");
     }
 
     #[test]

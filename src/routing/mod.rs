@@ -5,26 +5,34 @@
 //! in words what those did.
 
 mod attempts;
+mod budget;
 mod builder;
 mod cell;
 mod choose;
 mod explain;
+mod floor;
+mod near;
 mod report;
 mod ring;
+mod rules;
 mod snapshot;
+mod state;
 mod table;
 #[cfg(test)]
 mod testing;
 
 pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Step};
 pub use builder::Builder;
-pub use cell::{InFlight, InstanceCell};
+pub use cell::{BreakerState, InFlight, InstanceCell, Look, Ticket};
 pub use choose::{Decision, FallbackReason, Request, SkipReason, Skipped, SkippedList, choose};
 pub use explain::{ExcludedInstance, Explanation, SkippedInstance, Target};
+pub use near::{Failover, Near};
 pub use report::{InstanceShare, LaneReport, RingReport};
 pub use ring::{
     ADMISSION_SEED, KEY_SEED, MAX_MEMBERS, MAX_POINTS, Member, Order, POINTS_AT_NORMAL_WEIGHT, Ring, RingFault,
     admission_hash, key_hash, point_hash, points_of,
 };
+pub use rules::Rules;
 pub use snapshot::{Exclusion, InstanceEntry, LaneView, Locality, ServiceView, Snapshot};
+pub use state::{BreakerCounts, ServiceState};
 pub use table::{Candidate, CandidateTable};

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LaneView, ServiceView, key_hash, points_of};
-use crate::types::{InstanceId, Lane, ServiceName, VersionName};
+use super::{BreakerState, LaneView, ServiceView, key_hash, points_of};
+use crate::types::{InstanceId, Lane, Mono, ServiceName, VersionName};
 
 /// The rings of one service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,17 +46,20 @@ pub struct InstanceShare {
     pub ring_share: f64,
     /// Share of the sampled keys that it owns, 0.0..=1.0.
     pub key_share: f64,
+    /// Its breaker on this sidecar.
+    #[serde(default)]
+    pub breaker: BreakerState,
 }
 
 impl RingReport {
-    /// Of a service; takes some milliseconds.
-    pub fn of(service: &ServiceView) -> Self {
-        let lanes = service.lanes.iter().map(|lane| lane_report(service, lane)).collect();
+    /// Of a service, with its breakers as they are now; takes some milliseconds.
+    pub fn of(service: &ServiceView, now: Mono) -> Self {
+        let lanes = service.lanes.iter().map(|lane| lane_report(service, lane, now)).collect();
         Self { service: service.name.clone(), lanes }
     }
 }
 
-fn lane_report(service: &ServiceView, lane: &LaneView) -> LaneReport {
+fn lane_report(service: &ServiceView, lane: &LaneView, now: Mono) -> LaneReport {
     let mut keys = vec![0_u32; lane.members.len()];
     for key in 0..SAMPLED_KEYS {
         if let Some(slot) = lane.ring.owner(key_hash(&key.to_le_bytes())) {
@@ -66,7 +69,8 @@ fn lane_report(service: &ServiceView, lane: &LaneView) -> LaneReport {
     let rows = lane.members.iter().zip(lane.ring.shares()).zip(&keys);
     let instances: Vec<InstanceShare> = rows
         .map(|((at, ring_share), keys)| {
-            let record = &service.instances[usize::from(*at)].record;
+            let entry = &service.instances[usize::from(*at)];
+            let record = &entry.record;
             InstanceShare {
                 id: record.id.clone(),
                 version: record.version.clone(),
@@ -74,6 +78,7 @@ fn lane_report(service: &ServiceView, lane: &LaneView) -> LaneReport {
                 points: points_of(record.weight),
                 ring_share,
                 key_share: f64::from(*keys) / f64::from(SAMPLED_KEYS),
+                breaker: entry.cell.state(now, &service.rules),
             }
         })
         .collect();
@@ -108,6 +113,9 @@ impl fmt::Display for RingReport {
                 let (ring, keys) = (share.ring_share * 100.0, share.key_share * 100.0);
                 let (name, of) = (&share.id, &share.version);
                 write!(f, "\n  {name:id$}  {of:version$}  {weight:>6}  {points:>6}  {ring:>5.2} %  {keys:>5.2} %")?;
+                if share.breaker != BreakerState::Closed {
+                    write!(f, "  breaker {}", share.breaker.as_str())?;
+                }
             }
         }
         Ok(())
@@ -127,7 +135,8 @@ mod tests {
         let mut table = fleet(4, 1);
         edit(&mut table, "a3", |record| record.weight = 300);
         let snapshot = built(&table);
-        let report = RingReport::of(snapshot.service("orders").unwrap());
+        open_breaker(&snapshot.service("orders").unwrap().instances[1]);
+        let report = RingReport::of(snapshot.service("orders").unwrap(), NOW);
         let [canary, stable] = &report.lanes[..] else { panic!("two lanes") };
         assert_eq!((canary.instances[0].key_share, canary.peak_to_mean), (1.0, 1.0));
         assert_eq!((stable.points, stable.instances[3].points), (6 * 256, 768));
@@ -137,6 +146,7 @@ mod tests {
         assert!((1.0..1.2).contains(&stable.peak_to_mean));
         let text = report.to_string();
         assert!(text.contains("lane stable: 4 candidates, 1536 points, peak/mean 1.") && text.contains("a3"), "{text}");
+        assert_eq!(text.matches("breaker open").count(), 1, "{text}");
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<RingReport>(&json).unwrap(), report);
     }

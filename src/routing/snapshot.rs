@@ -10,10 +10,14 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{FallbackReason, InstanceCell, Ring};
+use super::{FallbackReason, InstanceCell, Near, Ring, ServiceState};
 use crate::{
+    config::Routing,
     lanes::{CompiledPolicy, LaneDecision},
-    types::{Env, InstanceRecord, Lane, MemberState, Mono, PolicyVersion, Region, ServiceName, Zone},
+    types::{
+        EmptyLane, EmptyLaneRule, Env, InstanceRecord, Lane, MemberState, Mono, PolicyVersion, Region, ServiceName,
+        Zone,
+    },
 };
 
 /// Where this sidecar stands.
@@ -89,15 +93,13 @@ pub struct LaneView {
     pub ring: Arc<Ring>,
     /// Of every slot of the ring: its index into [`ServiceView::instances`].
     pub members: Vec<u16>,
+    /// The candidates of the own zone, then of the own region; without those that would be the same as the next wider one, and
+    /// none where nearness is not asked for.
+    pub near: Vec<Near>,
     /// Why there is no candidate; `None` while there is one.
     pub empty: Option<FallbackReason>,
-}
-
-impl LaneView {
-    /// Failover order from a key: indices into [`ServiceView::instances`], each candidate once.
-    pub fn order(&self, key_hash: u64) -> impl Iterator<Item = u16> {
-        self.ring.order(key_hash).map(|slot| self.members[usize::from(slot)])
-    }
+    /// It has, or had, a candidate: to be empty is a loss, not a beginning.
+    pub(super) had_one: bool,
 }
 
 /// One service in a snapshot.
@@ -112,6 +114,10 @@ pub struct ServiceView {
     pub lanes: Vec<LaneView>,
     /// Hash of candidate sets and policy version; equal on every node with the same content.
     pub digest: u64,
+    /// This sidecar's rules for it.
+    pub rules: Arc<Routing>,
+    /// What the data path keeps of it.
+    pub state: Arc<ServiceState>,
     /// Of every lane index of the policy ([`LaneDecision::lane`]): its index into `lanes`. The first is `stable`'s.
     pub(super) lane_of: Vec<u16>,
 }
@@ -125,6 +131,15 @@ impl ServiceView {
     /// The lane that a decision sends a request to, whether it has a candidate or not.
     pub fn decided(&self, decision: &LaneDecision) -> &LaneView {
         &self.lanes[usize::from(self.decided_index(decision.lane))]
+    }
+
+    /// Whether requests of a lane may leave it for `stable` when nobody in it is well: its policy lets safe methods fall back,
+    /// and `stable` has a candidate. Breakers may then keep away all of the lane.
+    pub(super) fn may_be_left(&self, lane: &Lane) -> bool {
+        let stable = &self.lanes[usize::from(self.lane_of[0])];
+        let rule = self.policy.as_ref().map_or(EmptyLaneRule::default(), |compiled| compiled.policy.empty);
+        let rule_says_so = rule.safe == EmptyLane::Fallback && self.rules.fallback.sick;
+        !lane.is_stable() && rule_says_so && stable.empty.is_none()
     }
 
     /// Index into `lanes` of a decided lane. An index that no decision on this view holds reads as `stable`.

@@ -3,9 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{Builder, Candidate, CandidateTable, Locality, MethodClass, Request, Snapshot};
-use crate::types::{
-    AnonymousRule, BucketScheme, Drain, EmptyLaneRule, Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy,
-    LaneRule, MemberState, Mono, NodeId, PolicyVersion, Protocol, Region, ServiceName, VersionName, Wall, Zone,
+use crate::{
+    config::Routing,
+    types::{
+        AnonymousRule, BucketScheme, Drain, EmptyLaneRule, Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy,
+        LaneRule, MemberState, Mono, NodeId, PolicyVersion, Protocol, Region, ServiceName, VersionName, Wall, Zone,
+    },
 };
 
 pub(super) const NOW: Mono = Mono::from_millis(1_000_000);
@@ -102,4 +105,9 @@ pub(super) fn get(subject: &str) -> Request<'_> {
 
 pub(super) fn post(subject: &str) -> Request<'_> {
     Request { method: MethodClass::Other, ..get(subject) }
+}
+
+/// Opens an instance's breaker, whatever its lane says.
+pub(super) fn open_breaker(entry: &super::InstanceEntry) {
+    assert!(entry.cell.open(entry.cell.epoch(), NOW, &Routing::default()));
 }

@@ -43,7 +43,7 @@ pub struct AccessEntry {
     pub method: String,
     /// Service; absent when the request names no known one.
     pub service: Option<ServiceName>,
-    /// Path and query as sent.
+    /// Path as sent, without the query.
     pub path: String,
     /// Status given to the client; absent when it went away first.
     pub status: Option<u16>,

@@ -7,13 +7,18 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Metric, Registry},
 };
 
-use super::series::{InstanceKey, InstanceSeries, SeriesTable};
+use super::{
+    Clock,
+    series::{InstanceKey, InstanceSeries, SeriesTable},
+    view::ViewCollector,
+};
 use crate::{
     routing::{InstanceEntry, Snapshot},
     types::Mono,
@@ -52,9 +57,10 @@ pub struct Metrics {
     /// Access-log lines dropped because the writer could not keep up.
     pub access_log_dropped: Counter,
     retries: Family<Labels<2>, Counter>,
-    fallbacks: Family<Labels<3>, Counter>,
+    fallbacks: Family<Labels<4>, Counter>,
     errors: Family<Labels<1>, Counter>,
     lane_probes: Family<Labels<1>, Counter>,
+    panics: Family<Labels<1>, Counter>,
 }
 
 impl Default for Metrics {
@@ -82,8 +88,10 @@ impl Metrics {
             fallbacks: Family::default(),
             errors: Family::default(),
             lane_probes: Family::default(),
+            panics: Family::default(),
         };
         metrics.register_all();
+        metrics.register_more();
         metrics
     }
 
@@ -121,6 +129,14 @@ impl Metrics {
             "lane_probes",
             "Explicit lane headers from subjects that may not use them",
             self.lane_probes.clone(),
+        );
+    }
+
+    fn register_more(&self) {
+        self.register(
+            "routing_panics",
+            "Requests sent to the ring's owner although local state spoke against every candidate",
+            self.panics.clone(),
         );
     }
 
@@ -193,10 +209,25 @@ impl Metrics {
         self.retries.get_or_create(&[("service", service.to_owned()), ("reason", reason.to_owned())]).inc();
     }
 
-    /// Counts a request that left its decided lane.
-    pub fn fell_back(&self, service: &str, lane: &str, reason: &'static str) {
-        let labels = [("service", service.to_owned()), ("lane", lane.to_owned()), ("reason", reason.to_owned())];
+    /// Counts a request that left its decided lane for another.
+    pub fn fell_back(&self, service: &str, lane: &str, served: &str, reason: &'static str) {
+        let labels = [
+            ("service", service.to_owned()),
+            ("lane", lane.to_owned()),
+            ("served", served.to_owned()),
+            ("reason", reason.to_owned()),
+        ];
         self.fallbacks.get_or_create(&labels).inc();
+    }
+
+    /// Counts a request whose every candidate was spoken against.
+    pub fn panicked(&self, service: &str) {
+        self.panics.get_or_create(&[("service", service.to_owned())]).inc();
+    }
+
+    /// Adds what the routing view itself counts: breakers and retry budgets of its services.
+    pub fn watch(&self, snapshots: Arc<ArcSwap<Snapshot>>, clock: Clock) {
+        self.registry().register_collector(Box::new(ViewCollector::new(snapshots, clock)));
     }
 
     /// Counts a response that the proxy made itself.

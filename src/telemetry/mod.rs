@@ -10,6 +10,7 @@ mod clock;
 mod log;
 mod metrics;
 mod series;
+mod view;
 
 pub use access::{AccessEntry, AccessLogger, AccessSink};
 pub use clock::Clock;

@@ -55,7 +55,7 @@ fn nor_does_the_life_of_a_request_that_succeeds_at_once() {
         let decision = choose(&snapshot, service, &fleet::get("user-1"), fleet::NOW);
         let mut attempts = Attempts::new(&decision, MethodClass::Safe, true, config, fleet::NOW);
         assert!(matches!(attempts.next(service, fleet::NOW), Step::Try { .. }));
-        attempts.ended(Outcome::Answered, service, fleet::NOW);
+        attempts.ended(Outcome::Answered(200), service, fleet::NOW);
     };
     assert_eq!(allocations(life), 0);
 }

@@ -117,9 +117,8 @@ pub fn mass(size: Size, tell: &mut dyn FnMut(Figure)) {
                 None => never += 1,
             }
             world.advance(seconds(80.0));
-            let tries = &world.record.as_ref().expect("it is kept").tries;
-            // A last resort is tried now and then on purpose: where nothing else is left, which is not so here.
-            let last = tries.iter().filter(|(at, host)| *at > begun && dead.contains(host)).map(|(at, _)| *at).max();
+            let firsts = &world.record.as_ref().expect("it is kept").firsts;
+            let last = firsts.iter().filter(|(at, host)| *at > begun && dead.contains(host)).map(|(at, _)| *at).max();
             last_try.extend(last.map(|at| (at - begun) as f64 / SECOND as f64));
             let begun = world.now;
             match until(&mut world, 30.0, super::whole) {
@@ -130,7 +129,7 @@ pub fn mass(size: Size, tell: &mut dyn FnMut(Figure)) {
         let at = format!("{rate} requests/s a node");
         tell(spread_figure(format!("nobody trusts a dead one, {at}"), doubtful, never, (3.0, 3.0)));
         if rate > 0.0 {
-            tell(spread_figure(format!("last request to a dead one, {at}"), last_try, 0, (3.0, 3.0)));
+            tell(spread_figure(format!("last new request to a dead one, {at}"), last_try, 0, (3.0, 3.0)));
         }
         tell(spread_figure(format!("all back, everybody sees it, {at}"), back, never_back, (2.0, 3.0)));
     }

@@ -327,8 +327,8 @@ fn outcome(outcome: Outcome) -> &'static str {
         Outcome::StaleConnection => "closed",
         Outcome::Reset => "reset",
         Outcome::Timeout => "no answer",
-        Outcome::RetryableStatus => "502-504",
-        Outcome::Answered => "answered",
+        Outcome::RetryableStatus(_) => "502-504",
+        Outcome::Answered(_) => "answered",
     }
 }
 

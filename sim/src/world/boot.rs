@@ -47,7 +47,7 @@ impl World {
         let id = NodeId::new(&name.unwrap_or_else(|| format!("n{index}"))).expect("a valid name");
         let mesh = &self.scenario.mesh;
         let foreign = index < mesh.nodes && index >= mesh.nodes - mesh.foreign;
-        let cpu = mesh.cpu;
+        let cpu = self.scenario.cpu();
         let mut chance = self.chance(&[HOST, u64::from(index)]);
         let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
         let locality = Locality {
@@ -100,6 +100,7 @@ impl World {
             sent: (0, 0),
             cpu: Arc::new(Cpu::new(cpu)),
             busy_until: 0,
+            free_at: None,
             wakes: (0, 0),
             id: id.clone(),
         });
@@ -131,7 +132,8 @@ impl World {
         entry.node = Some(node);
         (entry.off, entry.paused, entry.frozen, entry.leaving) = (None, None, false, false);
         (entry.started, entry.ready_since, entry.clean_since) = (now, None, now);
-        (entry.wake, entry.table, entry.busy_until) = (None, None, 0);
+        (entry.wake, entry.table) = (None, None);
+        (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
         entry.builder = Builder::new(entry.locality.clone());
@@ -173,9 +175,9 @@ impl World {
             seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
         };
         let mesh = if entry.foreign { OTHER_MESH } else { MESH };
-        let trust = self
-            .real_trust(host, true)
-            .unwrap_or_else(|| Arc::new(SimTrust::honest(mesh, &entry.id, &services, self.register.clone())));
+        let trust = self.real_trust(host, true).unwrap_or_else(|| {
+            Arc::new(SimTrust::honest(mesh, &entry.id, &services, self.register.clone()).on(entry.cpu.clone()))
+        });
         match Node::new(config, trust, entry.load(), entry.now(self.now)) {
             Ok(node) => Some(node),
             Err(error) => {

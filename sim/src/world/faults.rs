@@ -119,6 +119,10 @@ impl World {
             Do::Worsen => self.trouble(host),
             Do::Weigh => self.weigh(host, step.value.unwrap_or(100.0) as u16),
             Do::Squat => self.squat(host),
+            Do::Slow => {
+                self.trouble(host);
+                self.hosts[at].cpu.slow_down(step.value.unwrap_or(1.0));
+            }
             Do::Join | Do::OneWay | Do::Partition | Do::FlipFlop | Do::Roll | Do::Policy | Do::Rollback | Do::Churn => {
             }
         }
@@ -199,6 +203,10 @@ impl World {
             Do::Lie => self.hosts[at].lies = false,
             Do::Weigh => self.weigh(host, 100),
             Do::Squat => self.end_squat(host),
+            Do::Slow => {
+                self.hosts[at].cpu.slow_down(self.scenario.cpu());
+                self.relieve(host);
+            }
             _ => {}
         }
     }
@@ -540,6 +548,7 @@ pub fn letter(act: Do) -> char {
         Do::Drift => 'U',
         Do::Withdraw => 'E',
         Do::Squat => 'Q',
+        Do::Slow => 'M',
     }
 }
 

@@ -241,7 +241,7 @@ impl World {
             Event::Sample => self.sample(),
             Event::Packet(packet) => self.packet(*packet),
             Event::Due => self.due(),
-            Event::Free(run) => self.release_real(run.host),
+            Event::Free(run) => self.free(run),
             Event::Gone(run) => self.gone(run),
         }
     }
@@ -261,22 +261,19 @@ impl World {
         if host.epoch != run.epoch || host.node.is_none() {
             return None;
         }
-        if host.busy_until > now {
-            // It is still at work; this comes next.
-            if matches!(event, Event::Wake(_)) {
-                host.wake = Some(host.busy_until);
-            }
-            self.queue.plan(host.busy_until, event);
-            return None;
+        let paused = host.paused.is_some_and(|until| until > now);
+        if !paused && host.busy_until <= now {
+            return Some(event);
         }
-        let Some(until) = host.paused.filter(|until| *until > now) else { return Some(event) };
         if matches!(event, Event::Wake(_)) {
-            // Its timer is run when it goes on.
+            // Its timer is run when it goes on, or has done what it is at.
             host.wake = None;
         } else if waits && host.inbox.len() < INBOX {
             host.inbox.push_back(event);
         }
-        debug_assert!(until > now);
+        if !paused {
+            self.plan_free(run.host);
+        }
         None
     }
 
@@ -300,7 +297,7 @@ impl World {
 /// Events in one virtual second that only a storm brings about: ten times what a cold start of 1,000 hosts takes.
 const STORM: usize = 20_000;
 const STORM_PER_HOST: usize = 5_000;
-/// What a socket's buffer and the agent's channel hold while a process stands still.
+/// What a socket's buffer and the agent's channel hold while a process stands still or is at work.
 const INBOX: usize = 1024;
 const SERVICES: [&str; 26] = [
     "orders", "users", "carts", "stock", "pay", "mail", "search", "media", "geo", "auth", "prices", "tax", "ship",

@@ -152,6 +152,7 @@ impl World {
         let size = (packet.bytes.len() + UDP_HEADERS) as u64;
         let sender = &mut self.hosts[from as usize];
         sender.sent = (sender.sent.0 + size, sender.sent.1 + 1);
+        let delay = delay + sender.busy_until.saturating_sub(self.now);
         let fate = self.links.packet(from, to);
         self.stats.lost += u64::from(fate[0].is_none());
         for way in fate.into_iter().flatten() {
@@ -180,8 +181,7 @@ impl World {
         }
         if !stranger && entry.busy_until > self.now {
             process.hold();
-            let free = entry.busy_until;
-            return self.queue.plan(free, Event::Free(run));
+            return self.plan_free(run.host);
         }
         process.set_skew(entry.clock);
         loop {
@@ -193,16 +193,16 @@ impl World {
                 }
             }
             self.take_sent();
+            self.settle_cpu(run.host);
             if idle {
                 break;
             }
-            if process.cpu.due() >= TURN {
+            if !stranger && self.hosts[run.host as usize].busy_until >= self.now + TURN {
                 // It goes on when this much is done.
                 process.kick();
                 break;
             }
         }
-        self.settle_cpu(run.host);
     }
 
     /// What was sent goes on its way.
@@ -248,11 +248,39 @@ impl World {
         }
     }
 
+    /// Plans a look at what waits for a host that is at work.
+    pub(super) fn plan_free(&mut self, host: u32) {
+        let entry = &mut self.hosts[host as usize];
+        if entry.free_at.is_none_or(|at| at <= self.now) {
+            entry.free_at = Some(entry.busy_until);
+            let (at, run) = (entry.busy_until, entry.run());
+            self.queue.plan(at, Event::Free(run));
+        }
+    }
+
+    /// A host has done what it was at: what came meanwhile is next, as far as that leaves it free.
+    pub(super) fn free(&mut self, run: Run) {
+        let at = run.host as usize;
+        if self.hosts[at].epoch != run.epoch {
+            return;
+        }
+        self.hosts[at].free_at = None;
+        while self.hosts[at].is_awake(self.now) {
+            if self.hosts[at].busy_until > self.now {
+                return self.plan_free(run.host);
+            }
+            let Some(event) = self.hosts[at].inbox.pop_front() else { break };
+            self.happen(event);
+        }
+        self.plan_wake(run.host);
+        self.release_real(run.host);
+    }
+
     /// The host works on what it was charged.
     pub(super) fn settle_cpu(&mut self, host: u32) {
         let entry = &mut self.hosts[host as usize];
         let due = entry.cpu.take();
-        if due > 0 {
+        if due > 0 && entry.is_up() {
             entry.busy_until = entry.busy_until.max(self.now) + due;
         }
     }

@@ -202,8 +202,9 @@ impl World {
                 let host = ip.and_then(|ip| host_at(ip, &self.hosts));
                 let target = host.map(|host| Target { host, app: (entry.record.port - FIRST_PORT) as u8 });
                 flight.tries.push(target);
-                let now = self.now;
-                self.record.iter_mut().for_each(|record| record.tries.extend(host.map(|host| (now, host))));
+                if let (Some(record), Some(host), [_]) = (&mut self.record, host, &flight.tries[..]) {
+                    record.firsts.push((flight.begun, host));
+                }
                 self.with_checks(|checks, world, found| {
                     checks.iter_mut().for_each(|check| check.tried(world, &flight, entry, target, found));
                 });
@@ -222,7 +223,7 @@ impl World {
         let snapshot = flight.snapshot.clone();
         let view = snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
         flight.outcomes.push(outcome);
-        if matches!(outcome, Outcome::Reset | Outcome::Timeout | Outcome::RetryableStatus) {
+        if matches!(outcome, Outcome::Reset | Outcome::Timeout | Outcome::RetryableStatus(_)) {
             flight.sent += 1;
         }
         if outcome == Outcome::StaleConnection {
@@ -230,7 +231,7 @@ impl World {
             flight.tries.pop();
         }
         flight.attempts.ended(outcome, view, Mono(self.now));
-        if outcome == Outcome::Answered {
+        if matches!(outcome, Outcome::Answered(_)) {
             if let Some(target) = target {
                 self.control(flight.at.host, target.host);
                 self.landed(&flight, End::Answered(status, target));
@@ -245,7 +246,7 @@ impl World {
     /// What happened on the way may have changed the end that was foreseen.
     fn as_it_came(&self, flight: &Flight, target: Option<Target>, outcome: Outcome) -> Outcome {
         let Some(Target { host, app }) = target else { return outcome };
-        let answered = matches!(outcome, Outcome::Answered | Outcome::RetryableStatus | Outcome::Timeout);
+        let answered = matches!(outcome, Outcome::Answered(_) | Outcome::RetryableStatus(_) | Outcome::Timeout);
         let broke = self.hosts[host as usize].apps.get(usize::from(app)).is_none_or(|a| a.start != flight.app_start);
         if answered && broke { Outcome::Reset } else { outcome }
     }
@@ -299,8 +300,8 @@ impl World {
         let total = took + sent + stands + work + back;
         match (total > limit, status) {
             (true, _) => (limit, Outcome::Timeout, 0),
-            (false, 502..=504) => (total, Outcome::RetryableStatus, status),
-            (false, _) => (total, Outcome::Answered, status),
+            (false, 502..=504) => (total, Outcome::RetryableStatus(status), status),
+            (false, _) => (total, Outcome::Answered(status), status),
         }
     }
 

@@ -12,6 +12,7 @@ use lanemesh::{
 use super::{Asker, World, boot::host_at};
 use crate::{
     conns::Standing,
+    cpu::Work,
     host::{Disk, Off},
     queue::{Event, MILLI, Run, SECOND, Time},
     record::Turn,
@@ -23,8 +24,10 @@ impl World {
         let entry = &mut self.hosts[host as usize];
         let now = entry.now(self.now);
         if let Some(node) = &mut entry.node {
+            entry.cpu.charge(Work::Decode(size(&input)));
             node.handle(now, input);
             self.drain(host);
+            self.settle_cpu(host);
         }
     }
 
@@ -41,8 +44,10 @@ impl World {
             self.findings.add("node-rests", text);
         }
         // A timer that was planned and is no longer due does nothing, as in life.
+        entry.cpu.charge(Work::Timer);
         node.handle_timeout(now);
         self.drain(host);
+        self.settle_cpu(host);
     }
 
     /// Carries out what a node wants, and plans its next timer.
@@ -64,6 +69,7 @@ impl World {
                 }
                 Output::Publish(table) => {
                     self.stats.publications += 1;
+                    self.hosts[host as usize].cpu.charge(Work::View(table.instances.len()));
                     self.hosts[host as usize].table = Some(table);
                 }
                 Output::Persist { generation, bytes } => {
@@ -81,7 +87,7 @@ impl World {
         self.plan_wake(host);
     }
 
-    fn plan_wake(&mut self, host: u32) {
+    pub(super) fn plan_wake(&mut self, host: u32) {
         let entry = &mut self.hosts[host as usize];
         let Some(node) = &entry.node else { return };
         let Some(due) = node.poll_timeout() else { return };
@@ -154,6 +160,10 @@ impl World {
     fn dial(&mut self, from: u32, to: u32) -> Result<Time, Time> {
         let awake = self.hosts[to as usize].is_awake(self.now);
         let took = if awake { self.links.handshake(from, to, DIAL) } else { None };
+        self.charge(from, HANDSHAKE);
+        if took.is_some() {
+            self.charge(to, HANDSHAKE);
+        }
         let (a, b) = (&self.hosts[from as usize], &self.hosts[to as usize]);
         let outcome = took.map(|delay| self.now + delay).ok_or(self.now + DIAL);
         self.conns.dial((from, a.epoch), (to, b.epoch), outcome);
@@ -182,14 +192,24 @@ impl World {
         }
     }
 
+    /// Work that the sockets and QUIC charge at level 2.
+    fn charge(&self, host: u32, work: &[Work]) {
+        if self.real.is_none() {
+            work.iter().for_each(|work| self.hosts[host as usize].cpu.charge(*work));
+        }
+    }
+
     fn deliver(&mut self, from: u32, to: u32, delay: Time, bytes: Bytes) {
+        self.charge(from, &[Work::Packet]);
         let addr = self.hosts[from as usize].addr;
         let to = self.hosts[to as usize].run();
+        let delay = delay + self.hosts[from as usize].lateness(self.now);
         self.after(delay, Event::Envelope { to, from, addr, bytes });
     }
 
     pub(super) fn envelope(&mut self, to: u32, from: u32, addr: SocketAddr, bytes: Bytes) {
         self.overhear(&bytes);
+        self.charge(to, &[Work::Packet]);
         let from = self.hosts[from as usize].id.clone();
         self.feed(to, Input::Envelope { from, addr, bytes });
     }
@@ -230,6 +250,7 @@ impl World {
         let sync = self.next_sync;
         self.syncs.insert(sync, Asker { asker, token, by: peer });
         let to = self.hosts[peer as usize].run();
+        let delay = delay + self.hosts[host as usize].lateness(self.now);
         self.after(after + delay, Event::SyncAsked { to, sync, bytes: request });
         // If the peer ends or stands still, its answer never comes; `Node` takes the first end and ignores others.
         ends(self, after + STREAM, other("no answer in time"));
@@ -247,6 +268,7 @@ impl World {
         let Some(Asker { asker, token, by }) = self.syncs.remove(&sync) else { return };
         self.stats.sync_bytes += bytes.len() as u64;
         if let Some(delay) = self.links.stream(by, asker.host, bytes.len()) {
+            let delay = delay + self.hosts[by as usize].lateness(self.now);
             self.after(delay, Event::SyncEnded { to: asker, token, result: Ok((by, bytes)) });
         }
     }
@@ -268,6 +290,28 @@ impl World {
         let Some(back) = self.links.packet(peer, host)[0] else { return };
         let to: Run = self.hosts[host as usize].run();
         self.after(there + back, Event::Refused { to, token });
+    }
+}
+
+/// What either end of a handshake with mutual authentication works.
+const HANDSHAKE: &[Work] = &[
+    Work::Sign,
+    Work::Verify,
+    Work::Verify,
+    Work::Certificate,
+    Work::KeyExchange,
+    Work::KeyExchange,
+    Work::Packet,
+    Work::Packet,
+    Work::Packet,
+];
+
+/// Bytes that a node has to read.
+fn size(input: &Input) -> usize {
+    match input {
+        Input::Envelope { bytes, .. } | Input::SyncRequest { bytes, .. } => bytes.len(),
+        Input::SyncEnded { result, .. } => result.as_ref().map_or(0, |(_, bytes)| bytes.len()),
+        Input::Refused { .. } | Input::Seeds(_) | Input::Persisted { .. } | Input::Control => 0,
     }
 }
 

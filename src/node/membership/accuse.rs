@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{
     Action, Membership,
+    confirm::Why,
     roster::{ME, Slot},
     timers::Timer,
 };
@@ -18,7 +19,7 @@ use crate::{
 
 impl Membership {
     /// Our own confirm failed.
-    pub(super) fn accuse(&mut self, now: Mono, slot: Slot, evidence: Evidence, trust: &dyn Trust) {
+    pub(super) fn accuse(&mut self, now: Mono, slot: Slot, evidence: Evidence, why: Why, trust: &dyn Trust) {
         let member = self.roster.get(slot);
         let accusation = Accusation {
             accuser: self.roster.me().name.clone(),
@@ -32,7 +33,11 @@ impl Membership {
         let statement = Statement::sign(trust, &me, self.key, Kind::Accusation, body.encode(), false);
         self.roster.get_mut(slot).case.own = true;
         self.charge(now, slot, ME, evidence, &statement, None);
-        self.tell_privately(slot, &statement);
+        if why == Why::Sweep || self.mass_loss() {
+            self.add_to_bulk(now, statement);
+        } else {
+            self.tell_privately(slot, &statement);
+        }
         self.set_again(now, slot, 0);
     }
 
@@ -123,12 +128,13 @@ impl Membership {
         }
         let look = by != ME && (evidence == Evidence::Refused || accusers == 1);
         if look && self.roster.nearest(accused, self.config.helpers).contains(&ME) {
-            self.confirm(now, accused, true);
+            self.confirm(now, accused, Why::ForAnother);
         }
         self.review(now, accused);
     }
 
-    /// Spreads public accusations, unless so many have gone at once that single accusations would only be a flood.
+    /// Spreads public accusations, unless so many have gone at once that single accusations would only be a flood: then each
+    /// accuser tells a few others all of its own at once (`heal`), and they are passed on only in syncs.
     fn publish(&mut self, accused: Slot, statements: impl IntoIterator<Item = Statement>, from: Option<&NodeId>) {
         if self.mass_loss() {
             return self.send_statements(accused, statements);

@@ -62,6 +62,15 @@ pub struct MembershipConfig {
     pub flap_hold: Duration,
     /// Losses inside this window count together as one mass loss.
     pub mass_window: Duration,
+    /// How long those who went in a mass loss are kept as a last resort.
+    pub mass_keep: Duration,
+    /// Losses inside this window make a node ask everybody else at once: few enough not to be chance, so soon that most of
+    /// the others can still be warned of.
+    pub sweep_window: Duration,
+    /// At most this many members are asked in one sweep.
+    pub sweep_most: usize,
+    /// Pause between two sweeps.
+    pub sweep_gap: Duration,
 }
 
 impl MembershipConfig {
@@ -95,6 +104,10 @@ impl MembershipConfig {
             flap_window: ms(60_000),
             flap_hold: ms(30_000),
             mass_window: ms(60_000),
+            mass_keep: ms(600_000),
+            sweep_window: ms(3_000),
+            sweep_most: 128,
+            sweep_gap: ms(5_000),
         }
     }
 
@@ -121,6 +134,8 @@ impl MembershipConfig {
             again_min: ms(800),
             again_max: ms(5_000),
             heal_every: ms(1_000),
+            sweep_window: ms(8_000),
+            sweep_gap: ms(15_000),
             ..Self::lan()
         }
     }

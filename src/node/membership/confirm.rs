@@ -38,6 +38,18 @@ struct Confirm {
     control_asked: bool,
     /// The port has refused; nothing more to find out.
     refused: bool,
+    why: Why,
+}
+
+/// Why a member is asked again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It missed an ack.
+    Missed,
+    /// Somebody else asks to look.
+    ForAnother,
+    /// So many went at once that all are asked (`heal`). Those that answer are each other's controls.
+    Sweep,
 }
 
 /// Whose answer a token is, and about whom.
@@ -102,22 +114,24 @@ impl Confirms {
 }
 
 impl Membership {
-    /// An ack was missed, or somebody else asks to look (`for_another`): ask again, for a while.
-    pub(super) fn confirm(&mut self, now: Mono, slot: Slot, for_another: bool) {
+    /// Asks a member again, for a while.
+    pub(super) fn confirm(&mut self, now: Mono, slot: Slot, why: Why) {
         let member = self.roster.get(slot);
         let fresh = member.heard.is_some_and(|heard| now.since(heard) < self.config.fresh);
         let settled = member.is_gone() || member.case.own || member.case.accusers() >= self.config.accusers_enough;
         let helped = member.helped.is_some_and(|at| now.since(at) < self.config.help_gap());
-        if slot == ME || fresh || settled || self.confirms.is_running(slot) || (for_another && helped) {
+        if slot == ME || fresh || settled || self.confirms.is_running(slot) || (why == Why::ForAnother && helped) {
             return;
         }
         let life = member.life();
         let mut helpers = Vec::new();
-        if for_another {
-            self.roster.get_mut(slot).helped = Some(now);
-        } else {
-            for helper in self.nearest_others(slot) {
-                helpers.push((helper, self.confirms.token(slot, helper)));
+        match why {
+            Why::ForAnother => self.roster.get_mut(slot).helped = Some(now),
+            Why::Sweep => {}
+            Why::Missed => {
+                for helper in self.nearest_others(slot) {
+                    helpers.push((helper, self.confirms.token(slot, helper)));
+                }
             }
         }
         let token = self.confirms.token(slot, slot);
@@ -133,6 +147,7 @@ impl Membership {
             control: false,
             control_asked: false,
             refused: false,
+            why,
         };
         self.confirms.running.insert(slot, confirm);
         self.ask(now, slot);
@@ -156,14 +171,14 @@ impl Membership {
         }
         let inside = confirm.control || self.health.answered.is_some_and(|at| at > confirm.started);
         let outside = self.has_outside_sign(confirm.started);
-        let asked = confirm.control_asked;
+        let (asked, why) = (confirm.control_asked, confirm.why);
         self.confirms.end(slot);
         let careless = Planted::NoControl.is_on() || Planted::SlowConvicts.is_on();
         if !inside && !outside && !careless {
             // Nobody answers: that is this node's fault. With nobody to ask it says nothing.
             self.health.worse(u32::from(asked));
         } else if (self.health.score < TOO_SICK_TO_ACCUSE || outside || careless) && now >= self.hold_until {
-            self.accuse(now, slot, Evidence::Silent, trust);
+            self.accuse(now, slot, Evidence::Silent, why, trust);
         }
     }
 
@@ -176,15 +191,17 @@ impl Membership {
     fn ask(&mut self, now: Mono, slot: Slot) {
         let Some(confirm) = self.confirms.running.get_mut(&slot) else { return };
         let round = confirm.round;
+        // Most of those that are swept live: a ping comes first, and the rest only for who does not answer it.
+        let first = confirm.why == Why::Sweep && round == 0;
         confirm.round += 1;
         let (token, life, control, deadline) = (confirm.token, confirm.life, confirm.control, confirm.deadline);
         let late = now.since(confirm.started) >= self.config.help_after;
         let helpers = if late { confirm.helpers.clone() } else { Vec::new() };
-        if round.is_multiple_of(2) {
+        if round.is_multiple_of(2) && !first {
             let node = self.roster.get(slot).name.clone();
             self.actions.push_back(Action::UdpProbe { token, node });
         }
-        if round > 0 {
+        if round > 0 || first {
             self.send_to(slot, Ctl::Ping { token });
         }
         let accused = self.roster.get(slot).name.clone();
@@ -192,10 +209,10 @@ impl Membership {
             let accused = accused.clone();
             self.send_to(helper, Ctl::Check { accused, generation: life.0, incarnation: life.1, token });
         }
-        if !control {
+        if !control && !first {
             self.ask_controls(slot);
         }
-        let pause = if round == 0 { self.config.rest } else { self.config.retry }.min(deadline.since(now));
+        let pause = if round == 0 && !first { self.config.rest } else { self.config.retry }.min(deadline.since(now));
         if let Some(confirm) = self.confirms.running.get_mut(&slot) {
             confirm.next = now + pause;
         }
@@ -218,6 +235,11 @@ impl Membership {
         let Some(asked) = self.confirms.tokens.get(&token).filter(|asked| asked.whom == from) else { return };
         let about = asked.about;
         if from == about {
+            let in_time = self.config.probe_rtt * 2;
+            let swept = |confirm: &Confirm| confirm.why == Why::Sweep && now.since(confirm.started) <= in_time;
+            if self.confirms.running.get(&about).is_some_and(swept) {
+                self.health.answered = Some(now);
+            }
             return;
         }
         self.confirms.tokens.remove(&token);
@@ -236,9 +258,10 @@ impl Membership {
         let slot = asked.about;
         let Some(confirm) = self.confirms.running.get_mut(&slot).filter(|confirm| !confirm.refused) else { return };
         confirm.refused = true;
+        let why = confirm.why;
         let same_life = confirm.life == self.roster.get(slot).life();
         if same_life && now >= self.hold_until {
-            self.accuse(now, slot, Evidence::Refused, trust);
+            self.accuse(now, slot, Evidence::Refused, why, trust);
         }
     }
 
@@ -248,7 +271,7 @@ impl Membership {
         if self.roster.get(slot).life() > life {
             self.correct(now, from, slot);
         } else if slot != ME && self.roster.get(slot).life() == life {
-            self.confirm(now, slot, true);
+            self.confirm(now, slot, Why::ForAnother);
         }
     }
 }

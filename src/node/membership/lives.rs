@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{
     Action, Membership,
     case::Case,
+    confirm::Why,
     engine::Peer,
     roster::{ME, Slot},
     timers::Timer,
@@ -151,7 +152,7 @@ impl Membership {
         }
         if self.roster.get(slot).is_active() && self.roster.get(slot).life() == life {
             self.warn(now, slot);
-            self.confirm(now, slot, true);
+            self.confirm(now, slot, Why::ForAnother);
         }
     }
 

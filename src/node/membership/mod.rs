@@ -29,6 +29,7 @@ mod credit;
 mod engine;
 mod heal;
 mod lives;
+mod losses;
 mod refute;
 mod removal;
 mod roster;
@@ -52,9 +53,9 @@ pub use config::MembershipConfig;
 pub use removal::Removal;
 
 use self::{
-    confirm::Confirms,
+    confirm::{Confirms, Why},
     engine::{Effects, Engine, Peer, Probe, ProbePacket},
-    heal::Losses,
+    losses::Losses,
     refute::Refutation,
     roster::{ME, Roster, Slot},
     timers::{Timer, Timers},
@@ -300,6 +301,7 @@ impl Membership {
                 Timer::Heal => self.heal(now),
                 Timer::Refute => self.refute_pending(now, trust),
                 Timer::Mass => self.count_losses(now),
+                Timer::Bulk => self.tell_in_bulk(),
             }
         }
     }
@@ -398,7 +400,7 @@ impl Membership {
         if let Some(peer) = missed
             && self.roster.find(peer.slot).is_some_and(|member| member.generation == peer.generation)
         {
-            self.confirm(now, peer.slot, false);
+            self.confirm(now, peer.slot, Why::Missed);
         }
     }
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
+use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{case::Case, credit::Credit};
@@ -91,6 +92,8 @@ pub(super) struct Roster {
     members: Vec<Option<Member>>,
     free: Vec<Slot>,
     names: BTreeMap<NodeId, Slot>,
+    /// The same, for looking up: every datagram does.
+    by_name: FxHashMap<NodeId, Slot>,
     active: Vec<Slot>,
     down: BTreeSet<Slot>,
     digest: u64,
@@ -100,14 +103,15 @@ impl Roster {
     /// Holds this node alone.
     pub(super) fn new(me: NodeId, generation: u64, now: Mono) -> Self {
         let (members, free, names) = (Vec::new(), Vec::new(), BTreeMap::new());
-        let mut roster = Self { members, free, names, active: Vec::new(), down: BTreeSet::new(), digest: 0 };
+        let by_name = FxHashMap::default();
+        let mut roster = Self { members, free, names, by_name, active: Vec::new(), down: BTreeSet::new(), digest: 0 };
         let slot = roster.add(me, generation, 0, now);
         debug_assert_eq!(slot, ME);
         roster
     }
 
     pub(super) fn slot(&self, name: &NodeId) -> Option<Slot> {
-        self.names.get(name).copied()
+        self.by_name.get(name).copied()
     }
 
     /// The member in a slot that was just looked up, or that an own list names.
@@ -159,6 +163,7 @@ impl Roster {
         } else {
             self.members[slot as usize] = Some(member);
         }
+        self.by_name.insert(name.clone(), slot);
         self.names.insert(name, slot);
         self.set_state(slot, MemberState::Alive, now);
         slot
@@ -197,6 +202,7 @@ impl Roster {
         self.set_refuted_while_held(slot, false);
         if let Some(member) = self.members[slot as usize].take() {
             self.names.remove(&member.name);
+            self.by_name.remove(&member.name);
             self.free.push(slot);
         }
         for member in self.members.iter_mut().flatten() {

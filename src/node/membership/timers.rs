@@ -27,6 +27,8 @@ pub(super) enum Timer {
     Refute,
     /// Count again whether this is a mass loss.
     Mass,
+    /// Tell others what a sweep has found.
+    Bulk,
 }
 
 /// The queue.

@@ -23,6 +23,9 @@ impl Membership {
         } else {
             lines.extend(standing(member, now));
             lines.extend(self.accusers(member, now));
+            if self.is_last_resort(node).is_some_and(|until| now < until) {
+                lines.push("went with many others: its instances are kept as a last resort".to_owned());
+            }
             lines.push(match member.heard {
                 Some(at) => format!("heard {} ago", ago(now, at)),
                 None => "not heard directly yet".to_owned(),

@@ -320,6 +320,30 @@ fn of_two_nodes_one_that_falls_silent_is_noticed_by_the_sign_of_a_seed() {
     }
 }
 
+/// M8: a node that loses everybody keeps what it knew as a last resort; who loses one or two removes them.
+#[test]
+fn whoever_is_cut_off_keeps_a_last_resort_until_it_is_back() {
+    let mut world = World::mesh(8, 34);
+    world.split_at(Some(3));
+    let lost = |w: &World, at: usize, who: std::ops::Range<usize>| {
+        who.clone().all(|other| w.state(at, other) == Some(MemberState::Down))
+    };
+    world.run_until(15 * SECOND, |w| lost(w, 0, 3..8) && lost(w, 5, 0..3)).expect("never down");
+    world.run(SECOND);
+    let kept = |w: &World, at: usize| w.table(at).instances.iter().filter(|c| c.stale).count();
+    assert_eq!(kept(&world, 0), 5, "five of eight: most of the mesh");
+    assert_eq!(kept(&world, 5), 3, "three of eight: more than 30 %");
+    world.split_at(None);
+    world.run_until(5 * SECOND, World::converged).expect("healed");
+    world.run(SECOND);
+    assert_eq!((kept(&world, 0), kept(&world, 5)), (0, 0));
+
+    world.kill(7);
+    world.run_until(5 * SECOND, |w| lost(w, 0, 7..8)).expect("never down");
+    world.run(SECOND);
+    assert_eq!(kept(&world, 0), 0, "a single death is one");
+}
+
 #[test]
 fn both_sides_of_a_partition_work_on_and_heal() {
     for seed in 0..3 {

@@ -4,20 +4,30 @@
 //!   A pooled connection that turned out closed: the same instance over a fresh one; not a failure of the instance.
 //! - Something was sent: only an idempotent method whose body can be sent again is retried, at most `max_retries` times.
 //! - Never the same instance twice while another is left; instances that local state speaks against come after the others.
+//! - Such retries are charged to the service's budget; when that is used up, there is none.
 //! - Waits (with jitter) only before the same instance or after a status; the lane that serves is never left.
 //!
-//! It also keeps the instances' cells: [`Attempts::next`] takes the place of a trial, [`Attempts::ended`] notes refusals and
-//! answers. Whoever drives it does neither.
+//! It also keeps the instances' cells: [`Attempts::next`] takes a ticket, [`Attempts::ended`] gives it back with what came of it,
+//! and opens the instance's breaker where that is due. Dropped in the middle of a try, it says nothing about the instance and
+//! frees the place of a try on an opened one. Whoever drives it does neither.
 //!
-//! Not here: retry budgets and breakers (a later issue), connecting, sending, the clock.
+//! Not here: connecting, sending, the clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{Decision, LaneView, ServiceView, choose::skip_reason, ring::Cursor};
-use crate::types::{Mono, Planted};
+use super::{
+    Decision, LaneView, ServiceView, Ticket,
+    choose::{Asking, MayTry, skip_reason},
+    floor,
+    near::Place,
+};
+use crate::{
+    config::Counts,
+    types::{Mono, Planted},
+};
 
 /// Classes of methods (RFC 9110 9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,7 +49,7 @@ pub type Method = MethodClass;
 pub struct AttemptsConfig {
     /// Retries after something was sent; connect refusals don't count.
     pub max_retries: u8,
-    /// A try's own limit; of more than a third of `total`, a third is used.
+    /// A try's own limit; for what may be repeated at most a third of `total`.
     pub per_try: Duration,
     /// Limit of all tries together.
     pub total: Duration,
@@ -57,9 +67,9 @@ pub enum Outcome {
     /// No response in the try's time.
     Timeout,
     /// A complete response with a status that may be retried (502, 503, 504).
-    RetryableStatus,
-    /// A usable response.
-    Answered,
+    RetryableStatus(u16),
+    /// A usable response with this status; whether it counts as the instance's failure is the breaker's matter.
+    Answered(u16),
 }
 
 /// What to do next.
@@ -86,6 +96,8 @@ pub enum Step {
 pub enum GiveUp {
     /// No candidate in the lane, and the empty-lane rule says fail (or stable is empty too).
     NoInstance,
+    /// It would have left its lane, but too many do in this second.
+    FallbackLimit,
     /// Every candidate refused its connection.
     AllRefused,
     /// It may have been processed, and its method must not be repeated, or retries are used up.
@@ -103,6 +115,7 @@ impl GiveUp {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NoInstance => "no_instance",
+            Self::FallbackLimit => "fallback_limit",
             Self::AllRefused => "all_refused",
             Self::UpstreamReset => "upstream_reset",
             Self::UpstreamTimeout => "upstream_timeout",
@@ -113,20 +126,28 @@ impl GiveUp {
 }
 
 /// One request's life.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Attempts {
     key_hash: u64,
     lane: u16,
     panic: bool,
+    /// It has left its lane.
+    crossed: bool,
+    /// It is counted.
+    begun: bool,
     repeatable: bool,
     max_retries: u8,
     per_try: Duration,
+    /// A shorter try's timeout says nothing about the instance.
+    patience: Duration,
     deadline: Mono,
     tries: u8,
     retries: u8,
     /// The last instance that took a connection, and how the try on it ended.
     accepted: Option<(u16, GiveUp)>,
     state: State,
+    /// Of the try that is under way.
+    ticket: Option<Ticket>,
     /// Where the walk stands; made at the first failure, so that a request that succeeds at once pays nothing for it.
     walk: Option<Box<Walk>>,
 }
@@ -156,7 +177,7 @@ enum State {
 /// Progress through the failover order.
 #[derive(Debug, Clone)]
 struct Walk {
-    cursor: Cursor,
+    place: Place,
     /// First lap: those that nothing speaks against. Second lap: the rest.
     second_lap: bool,
     /// One bit per instance of the service.
@@ -170,18 +191,24 @@ impl Attempts {
             Some(instance) => State::Ready { instance, fresh: false, checked: !decision.panic },
             None => State::Over(GiveUp::NoInstance),
         };
+        let repeatable = replayable && class != MethodClass::Other;
         Self {
             key_hash: decision.key_hash,
             lane: decision.served.unwrap_or(0),
             panic: decision.panic,
-            repeatable: replayable && class != MethodClass::Other,
+            crossed: decision.fallback.is_some(),
+            begun: false,
+            repeatable,
             max_retries: config.max_retries,
-            per_try: config.per_try.min(config.total / 3),
+            // What is never repeated leaves no time for others.
+            per_try: config.per_try.min(if repeatable { config.total / 3 } else { config.total }),
+            patience: config.per_try.min(LONG_ENOUGH),
             deadline: now + config.total,
             tries: 0,
             retries: 0,
             accepted: None,
             state,
+            ticket: None,
             walk: None,
         }
     }
@@ -194,12 +221,20 @@ impl Attempts {
                 State::Trying { instance, until, fresh } => return Step::Try { instance, until, fresh },
                 _ if now >= self.deadline => self.state = State::Over(GiveUp::Deadline),
                 State::Waiting { until, .. } if now < until => return Step::Wait(until),
-                State::Waiting { instance, .. } => self.start(instance, false, now),
+                State::Waiting { instance, .. } => {
+                    self.ticket = Some(service.instances[usize::from(instance)].cell.force());
+                    self.start(instance, false, now);
+                }
+                State::Ready { .. } if !self.begun => self.begin(service, now),
                 State::Ready { instance, fresh, checked } => {
-                    if !checked || service.instances[usize::from(instance)].cell.admit(now) {
+                    if self.ticket.is_none() {
+                        let cell = &service.instances[usize::from(instance)].cell;
+                        self.ticket = if checked { cell.admit(now, &service.rules) } else { Some(cell.force()) };
+                    }
+                    if self.ticket.is_some() {
                         self.start(instance, fresh, now);
                     } else {
-                        // Another request took the place of the trial since the decision. It stays untried.
+                        // Another request took the place of the one that tries it since the decision. It stays untried.
                         self.state = match self.advance(service, now) {
                             Some(next) => next,
                             None => State::Ready { instance, fresh, checked: false },
@@ -213,37 +248,73 @@ impl Attempts {
     /// How the current try ended. Without one under way, nothing happens. After `Answered` it is over: nothing is left to ask.
     pub fn ended(&mut self, outcome: Outcome, service: &ServiceView, now: Mono) {
         let State::Trying { instance, fresh, .. } = self.state else { return };
-        let cell = &service.instances[usize::from(instance)].cell;
+        if outcome == Outcome::StaleConnection && !fresh {
+            // The same ticket goes on.
+            self.state = State::Ready { instance, fresh: true, checked: false };
+            return;
+        }
+        self.note(outcome, instance, service, now);
         match outcome {
-            Outcome::StaleConnection if !fresh => {
-                self.state = State::Ready { instance, fresh: true, checked: false };
-            }
             // A fresh connection that closes before it takes anything is as good as refused.
             Outcome::ConnectFailed | Outcome::StaleConnection => {
-                cell.refused(now);
                 if Planted::RefusedIsFinal.is_on() {
                     self.state = State::Over(GiveUp::AllRefused);
                     return;
                 }
                 self.mark_tried(instance, service);
-                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(now));
+                self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
             Outcome::Reset => self.failed(instance, GiveUp::UpstreamReset, service, now),
             Outcome::Timeout => self.failed(instance, GiveUp::UpstreamTimeout, service, now),
-            Outcome::RetryableStatus => {
-                cell.answered();
-                self.failed(instance, GiveUp::RetriesUsedUp, service, now);
+            Outcome::RetryableStatus(_) => self.failed(instance, GiveUp::RetriesUsedUp, service, now),
+            Outcome::Answered(_) => self.state = State::Over(GiveUp::RetriesUsedUp),
+        }
+    }
+
+    /// Tells the instance's breaker.
+    fn note(&mut self, outcome: Outcome, instance: u16, service: &ServiceView, now: Mono) {
+        let Some(ticket) = self.ticket.take() else { return };
+        // A caller in a hurry must not speak for the instance.
+        if outcome == Outcome::Timeout && self.per_try < self.patience {
+            return;
+        }
+        let cell = &service.instances[usize::from(instance)].cell;
+        let epoch = ticket.epoch();
+        match verdict(outcome, &service.rules.breaker.counts) {
+            Verdict::Success => {
+                if cell.succeeded(ticket, now, &service.rules) {
+                    service.state.count_returned();
+                }
             }
-            Outcome::Answered => {
-                cell.answered();
-                self.state = State::Over(GiveUp::RetriesUsedUp);
+            Verdict::Failure => {
+                if cell.failed(ticket, now, &service.rules) {
+                    floor::open(service, &service.lanes[usize::from(self.lane)], instance, epoch, now);
+                }
             }
+            // Dropped, the ticket says nothing.
+            Verdict::Neither => {}
         }
     }
 
     /// Tries after the first, whatever ended it; the fresh connection after a stale one is not another try.
     pub fn retries(&self) -> u8 {
         self.tries.saturating_sub(1)
+    }
+
+    /// Counts the request where its service's limits are kept; over when it must not begin.
+    fn begin(&mut self, service: &ServiceView, now: Mono) {
+        self.begun = true;
+        let most = service.rules.fallback.per_second.filter(|_| self.crossed);
+        if most.is_none_or(|most| service.state.fallbacks.allows(now, most)) {
+            service.state.budget.request(now);
+        } else {
+            self.state = State::Over(GiveUp::FallbackLimit);
+        }
+    }
+
+    /// Number of the present try, from 1.
+    pub fn number(&self) -> u8 {
+        self.tries
     }
 
     fn start(&mut self, instance: u16, fresh: bool, now: Mono) {
@@ -261,11 +332,10 @@ impl Attempts {
             self.deadline = now + self.per_try * 3;
         }
         self.mark_tried(instance, service);
-        if !self.may_repeat() {
+        if !self.charge(service, now) {
             self.state = State::Over(why);
             return;
         }
-        self.retries += 1;
         self.state = match self.advance(service, now) {
             Some(State::Ready { instance, .. }) if why == GiveUp::RetriesUsedUp => self.wait(instance, why, now),
             Some(next) => next,
@@ -274,20 +344,23 @@ impl Attempts {
     }
 
     /// No instance is left that was not tried. One that took a connection before may be tried again.
-    fn all_refused(&mut self, now: Mono) -> State {
-        match self.accepted {
-            None => State::Over(GiveUp::AllRefused),
-            Some((_, why)) if !self.may_repeat() => State::Over(why),
-            Some((instance, why)) => {
-                self.retries += 1;
-                self.wait(instance, why, now)
-            }
-        }
+    fn all_refused(&mut self, service: &ServiceView, now: Mono) -> State {
+        let Some((instance, why)) = self.accepted else { return State::Over(GiveUp::AllRefused) };
+        if self.charge(service, now) { self.wait(instance, why, now) } else { State::Over(why) }
     }
 
-    fn may_repeat(&self) -> bool {
+    /// Whether it may be repeated, and is charged for it.
+    fn charge(&mut self, service: &ServiceView, now: Mono) -> bool {
         let repeatable = self.repeatable || Planted::RetryUnsafe.is_on();
-        repeatable && (self.retries < self.max_retries || Planted::NoDeadline.is_on())
+        if !repeatable || self.retries >= self.max_retries && !Planted::NoDeadline.is_on() {
+            return false;
+        }
+        if !service.state.budget.retry(now, &service.rules) {
+            service.state.count_denied();
+            return false;
+        }
+        self.retries += 1;
+        true
     }
 
     /// Waits before an instance, half of it by chance; ends here when the deadline comes before.
@@ -305,19 +378,20 @@ impl Attempts {
         let lane = &service.lanes[usize::from(self.lane)];
         let panic = self.panic;
         let key_hash = self.key_hash;
+        // A request that has failed once is not sent to see whether another instance works again.
+        let asking = Asking { key_hash, may_try: MayTry::No, now };
         let walk = self.walk(service);
         loop {
-            let Some(slot) = walk.cursor.next(&lane.ring) else {
+            let Some(instance) = walk.place.next(lane, key_hash) else {
                 if std::mem::replace(&mut walk.second_lap, true) {
                     return None;
                 }
-                walk.cursor = lane.ring.cursor(key_hash);
+                walk.place = Place::start(lane, key_hash);
                 continue;
             };
-            let instance = lane.members[usize::from(slot)];
             let entry = &service.instances[usize::from(instance)];
             let anyway = panic || walk.second_lap;
-            if !walk.was_tried(instance) && (anyway || (skip_reason(entry, now).is_none() && entry.cell.admit(now))) {
+            if !walk.was_tried(instance) && (anyway || skip_reason(entry, &service.rules, asking).is_none()) {
                 return Some(State::Ready { instance, fresh: false, checked: false });
             }
         }
@@ -334,12 +408,30 @@ impl Attempts {
         let lane: &LaneView = &service.lanes[usize::from(self.lane)];
         self.walk.get_or_insert_with(|| {
             Box::new(Walk {
-                cursor: lane.ring.cursor(self.key_hash),
+                place: Place::start(lane, self.key_hash),
                 second_lap: false,
                 tried: vec![0; service.instances.len().div_ceil(64)].into(),
             })
         })
     }
+}
+
+/// What an outcome says about the instance.
+enum Verdict {
+    Success,
+    Failure,
+    Neither,
+}
+
+fn verdict(outcome: Outcome, counts: &Counts) -> Verdict {
+    let failure = match outcome {
+        Outcome::ConnectFailed | Outcome::StaleConnection => counts.connect,
+        Outcome::Reset => counts.reset,
+        Outcome::Timeout => counts.timeout,
+        Outcome::RetryableStatus(status) | Outcome::Answered(status) if counts.statuses.contains(status) => true,
+        Outcome::RetryableStatus(_) | Outcome::Answered(_) => return Verdict::Success,
+    };
+    if failure { Verdict::Failure } else { Verdict::Neither }
 }
 
 impl Walk {
@@ -348,6 +440,8 @@ impl Walk {
     }
 }
 
+/// Who does not answer in this time is slow, whatever the limit of a try is.
+const LONG_ENOUGH: Duration = Duration::from_secs(1);
 /// Longest wait before the first retry that waits; doubles with every further one.
 const BACKOFF: Duration = Duration::from_millis(25);
 /// 25, 50, 100, 200, 400 ms.

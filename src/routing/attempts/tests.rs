@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use proptest::prelude::*;
 
 use super::*;
-use crate::routing::{Snapshot, choose, testing::*};
+use crate::routing::{BreakerState, Snapshot, choose, testing::*};
 
 const CONFIG: AttemptsConfig =
     AttemptsConfig { max_retries: 2, per_try: Duration::from_secs(5), total: Duration::from_secs(15) };
@@ -65,9 +65,7 @@ fn instances(count: usize) -> Arc<Snapshot> {
 }
 
 fn make_doubtful(snapshot: &Snapshot, instance: u16) {
-    let cell = &snapshot.service("orders").unwrap().instances[usize::from(instance)].cell;
-    cell.refused(NOW);
-    cell.refused(NOW);
+    open_breaker(&snapshot.service("orders").unwrap().instances[usize::from(instance)]);
 }
 
 use Outcome::*;
@@ -93,9 +91,11 @@ fn a_thousand_refusals_reach_a_thousand_instances() {
 
 #[test]
 fn what_may_have_been_processed_is_repeated_only_if_it_may_be() {
-    for (outcome, why) in
-        [(Reset, GiveUp::UpstreamReset), (Timeout, GiveUp::UpstreamTimeout), (RetryableStatus, GiveUp::RetriesUsedUp)]
-    {
+    for (outcome, why) in [
+        (Reset, GiveUp::UpstreamReset),
+        (Timeout, GiveUp::UpstreamTimeout),
+        (RetryableStatus(503), GiveUp::RetriesUsedUp),
+    ] {
         let run = |class, replayable| Life::new(&instances(5), "u", class, replayable).all(&[outcome; 5]);
         assert_eq!(run(MethodClass::Safe, true), (vec![0, 1, 2], Some(why)));
         assert_eq!(run(MethodClass::Idempotent, true), (vec![0, 1, 2], Some(why)));
@@ -119,7 +119,7 @@ fn a_stale_connection_is_tried_again_fresh_on_the_same_instance_and_is_nobody_s_
     let Step::Try { instance: again, fresh: true, .. } = life.next() else { panic!("the same, fresh") };
     assert_eq!((again, life.attempts.retries()), (instance, 0));
     let cell = life.snapshot.service("orders").unwrap().instances[usize::from(instance)].cell.clone();
-    assert_eq!(cell.doubtful_until(NOW), None);
+    assert_eq!(cell.open_until(NOW), None);
     life.ended(StaleConnection);
     assert_eq!(life.place(), Ok(1), "a fresh one that is closed at once is as good as refused");
 }
@@ -130,7 +130,7 @@ fn waits_come_only_after_a_status_or_before_the_same_instance() {
     life.next();
     life.ended(Reset);
     assert!(matches!(life.next(), Step::Try { .. }));
-    life.ended(RetryableStatus);
+    life.ended(RetryableStatus(503));
     let Step::Wait(until) = life.next() else { panic!("after a status") };
     let waits = until.since(NOW);
     assert!((Duration::from_millis(25)..=Duration::from_millis(50)).contains(&waits), "{waits:?}");
@@ -151,7 +151,7 @@ fn jitter_differs_between_requests() {
         .map(|user| {
             let mut life = Life::new(&instances(3), &format!("u{user}"), MethodClass::Safe, true);
             life.next();
-            life.ended(RetryableStatus);
+            life.ended(RetryableStatus(503));
             let Step::Wait(until) = life.next() else { panic!("after a status") };
             until
         })
@@ -162,7 +162,7 @@ fn jitter_differs_between_requests() {
 #[test]
 fn one_that_took_a_connection_is_tried_again_when_all_others_refuse() {
     let mut life = Life::new(&instances(3), "u", MethodClass::Safe, true);
-    let outcomes = [RetryableStatus, ConnectFailed, ConnectFailed, Answered];
+    let outcomes = [RetryableStatus(503), ConnectFailed, ConnectFailed, Answered(200)];
     assert_eq!(life.all(&outcomes).0, [0, 1, 2, 0]);
 }
 
@@ -177,12 +177,13 @@ fn doubtful_ones_come_after_the_others() {
 }
 
 #[test]
-fn of_two_requests_after_the_pause_one_is_the_trial_and_the_other_walks_on() {
+fn of_two_requests_after_the_open_time_one_tries_it_and_the_other_walks_on() {
     let snapshot = instances(3);
     let order = Life::new(&snapshot, "u", MethodClass::Safe, true).order;
     make_doubtful(&snapshot, order[0]);
-    let later = NOW + Duration::from_secs(5);
     let service = snapshot.service("orders").unwrap();
+    let cell = &service.instances[usize::from(order[0])].cell;
+    let later = cell.open_until(NOW).unwrap();
     let mut lives = [0, 1].map(|_| {
         let decision = choose(&snapshot, service, &get("u"), later);
         assert_eq!(decision.instance, Some(order[0]));
@@ -193,17 +194,89 @@ fn of_two_requests_after_the_pause_one_is_the_trial_and_the_other_walks_on() {
         step => panic!("{step:?}"),
     });
     assert_eq!(tried, [order[0], order[1]]);
-    lives[0].ended(Answered, service, later);
-    assert!(!service.instances[usize::from(order[0])].cell.doubtful(later), "an answer clears it");
+    lives[0].ended(Answered(404), service, later);
+    assert_eq!(cell.state(later, &service.rules), BreakerState::Ramping, "any answer is one");
+}
+
+/// C76 (a), (e): the client goes away while its request tries an instance.
+#[test]
+fn a_request_that_is_dropped_frees_the_place_of_the_try() {
+    let snapshot = instances(3);
+    let order = Life::new(&snapshot, "u", MethodClass::Safe, true).order;
+    make_doubtful(&snapshot, order[0]);
+    let service = snapshot.service("orders").unwrap();
+    let later = service.instances[usize::from(order[0])].cell.open_until(NOW).unwrap();
+    for _ in 0..3 {
+        let decision = choose(&snapshot, service, &get("u"), later);
+        let mut attempts = Attempts::new(&decision, MethodClass::Safe, true, CONFIG, later);
+        assert!(matches!(attempts.next(service, later), Step::Try { instance, .. } if instance == order[0]));
+    }
+}
+
+/// A failure that can be repaired elsewhere is the better try: others wait a second for such a request.
+#[test]
+fn a_post_tries_an_instance_only_when_nobody_better_comes() {
+    let snapshot = instances(3);
+    let order = Life::new(&snapshot, "u", MethodClass::Safe, true).order;
+    make_doubtful(&snapshot, order[0]);
+    let service = snapshot.service("orders").unwrap();
+    let later = service.instances[usize::from(order[0])].cell.open_until(NOW).unwrap();
+    let chosen = |at| choose(&snapshot, service, &post("u"), at).instance;
+    assert_eq!(chosen(later), Some(order[1]));
+    assert_eq!(chosen(later + Duration::from_secs(1)), Some(order[0]));
+    let get = choose(&snapshot, service, &get("u"), later);
+    assert_eq!(get.instance, Some(order[0]));
 }
 
 #[test]
-fn two_refused_requests_make_the_next_one_skip_it() {
+fn only_so_many_requests_a_second_leave_their_lane() {
+    let fallback = crate::config::Fallback { per_second: Some(3), ..crate::config::Routing::default().fallback };
+    let routing = crate::config::Routing { fallback, ..Default::default() };
+    let rules = crate::routing::Rules::new(0, routing.into(), &Default::default());
+    let table = with_policy(fleet(3, 0), policy(10_000));
+    let snapshot = crate::routing::Builder::with(locality(), rules).build(&table, NOW).0;
+    let ends = |now| -> Vec<Option<GiveUp>> {
+        let service = snapshot.service("orders").unwrap();
+        let one = |user: u32| {
+            let decision = choose(&snapshot, service, &get(&format!("u{user}")), now);
+            let mut attempts = Attempts::new(&decision, MethodClass::Safe, true, CONFIG, now);
+            match attempts.next(service, now) {
+                Step::GiveUp(why) => Some(why),
+                _ => None,
+            }
+        };
+        (0..5).map(one).collect()
+    };
+    let expected = [None, None, None, Some(GiveUp::FallbackLimit), Some(GiveUp::FallbackLimit)];
+    assert_eq!(ends(NOW), expected);
+    assert_eq!(ends(NOW + Duration::from_secs(1)), expected);
+}
+
+/// A caller that gives little time says nothing about the instance.
+#[test]
+fn timeouts_of_callers_in_a_hurry_do_not_count() {
     let snapshot = instances(3);
-    for expected in [0, 0, 1] {
+    let service = snapshot.service("orders").unwrap();
+    let run = |total| {
+        let config = AttemptsConfig { total, ..CONFIG };
+        for _ in 0..10 {
+            let decision = choose(&snapshot, service, &get("u"), NOW);
+            let mut attempts = Attempts::new(&decision, MethodClass::Other, false, config, NOW);
+            attempts.next(service, NOW);
+            attempts.ended(Timeout, service, NOW);
+        }
+        service.state.breakers().opened
+    };
+    assert_eq!((run(Duration::from_millis(900)), run(Duration::from_secs(1))), (0, 1));
+}
+
+#[test]
+fn three_refused_requests_make_the_next_one_skip_it() {
+    let snapshot = instances(3);
+    for expected in [0, 0, 0, 1] {
         let mut life = Life::new(&snapshot, "u", MethodClass::Safe, true);
         assert_eq!(life.place(), Ok(expected));
-        life.ended(if expected == 0 { ConnectFailed } else { Answered });
+        life.ended(if expected == 0 { ConnectFailed } else { Answered(200) });
     }
 }
 
@@ -225,7 +298,7 @@ fn tries_stay_under_a_third_and_everything_ends_at_the_deadline() {
 #[test]
 fn without_a_candidate_it_is_over_at_once() {
     let mut life = Life::new(&built(&fleet(0, 1)), "u", MethodClass::Safe, true);
-    assert_eq!(life.all(&[Answered]), (vec![], Some(GiveUp::NoInstance)));
+    assert_eq!(life.all(&[Answered(200)]), (vec![], Some(GiveUp::NoInstance)));
     assert_eq!(life.attempts.retries(), 0);
 }
 
@@ -244,7 +317,7 @@ fn retries_stay_in_the_serving_lane() {
 }
 
 fn any_outcome() -> impl Strategy<Value = Outcome> {
-    prop::sample::select(vec![ConnectFailed, StaleConnection, Reset, Timeout, RetryableStatus, Answered])
+    prop::sample::select(vec![ConnectFailed, StaleConnection, Reset, Timeout, RetryableStatus(503), Answered(200)])
 }
 
 fn any_class() -> impl Strategy<Value = MethodClass> {
@@ -278,7 +351,7 @@ proptest! {
                     match why {
                         GiveUp::AllRefused => prop_assert!(!left && sent == 0),
                         GiveUp::Deadline => prop_assert!(life.now >= NOW + CONFIG.total),
-                        GiveUp::NoInstance => prop_assert!(false),
+                        GiveUp::NoInstance | GiveUp::FallbackLimit => prop_assert!(false),
                         GiveUp::UpstreamReset | GiveUp::UpstreamTimeout | GiveUp::RetriesUsedUp =>
                             prop_assert!(answered || !may_repeat || used > 2 || life.now + Duration::from_millis(500) >= NOW + CONFIG.total),
                     }
@@ -286,7 +359,7 @@ proptest! {
                 }
                 Step::Wait(until) => {
                     let same_next = tried.len() == count;
-                    prop_assert!(same_next || last == Some(RetryableStatus));
+                    prop_assert!(same_next || last == Some(RetryableStatus(503)));
                     prop_assert!(until > life.now && until < NOW + CONFIG.total);
                     life.now = until;
                     let Step::Try { instance, until, fresh } = life.next() else { panic!("a try after a wait") };
@@ -304,11 +377,11 @@ proptest! {
             life.now = (life.now + Duration::from_millis(takes)).min(until);
             life.ended(outcome);
             last = Some(outcome);
-            sent += u32::from(matches!(outcome, Reset | Timeout | RetryableStatus));
+            sent += u32::from(matches!(outcome, Reset | Timeout | RetryableStatus(_)));
             // A retry is used up by what was sent, and by a refusal that leaves only who took a connection before.
             let refused = outcome == ConnectFailed || (outcome == StaleConnection && fresh);
-            used += u32::from(matches!(outcome, Reset | Timeout | RetryableStatus) || (refused && sent > 0 && tried.len() == count));
-            answered = outcome == Answered;
+            used += u32::from(matches!(outcome, Reset | Timeout | RetryableStatus(_)) || (refused && sent > 0 && tried.len() == count));
+            answered = outcome == Answered(200);
             prop_assert!(sent <= 3);
         }
         prop_assert!(false, "40 tries of at most 7 instances");

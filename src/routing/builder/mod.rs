@@ -4,7 +4,9 @@
 //! services, compiled policies, rings (by content; a changed one is made from the one before), instance cells. A service that
 //! is over a limit keeps its last good view and is reported at every build until it is mended.
 //!
-//! Not here: when to build (the agent coalesces), zones (a later issue).
+//! Not here: when to build (the agent coalesces).
+
+mod cells;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,10 +16,12 @@ use std::{
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceCell, InstanceEntry, LaneView, Locality, MAX_MEMBERS,
-    Member, Ring, RingFault, ServiceView, Snapshot, key_hash,
+    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Locality, MAX_MEMBERS, Member, Near,
+    Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, key_hash,
+    near::{self, Range},
 };
 use crate::{
+    config::Routing,
     lanes::CompiledPolicy,
     types::{Lane, LanePolicy, MemberState, Mono, Planted, ServiceName},
 };
@@ -25,10 +29,27 @@ use crate::{
 /// Builds snapshots; keeps rings and cells that did not change.
 pub struct Builder {
     locality: Locality,
+    rules: Rules,
+    /// When the first snapshot was built.
+    born: Option<Mono>,
     version: u64,
     kept: BTreeMap<ServiceName, Kept>,
     rings: RingCache,
     sample: Vec<u64>,
+}
+
+/// What a view has beside what the mesh says.
+struct Own {
+    rules: Arc<Routing>,
+    state: Arc<ServiceState>,
+}
+
+/// When a build takes place.
+#[derive(Debug, Clone, Copy)]
+struct Time {
+    /// The first build.
+    born: Mono,
+    now: Mono,
 }
 
 /// What the last build made of one service.
@@ -40,14 +61,20 @@ struct Kept {
 }
 
 impl Builder {
-    /// For a sidecar that stands at `locality`.
+    /// For a sidecar that stands at `locality`, by default rules.
     pub fn new(locality: Locality) -> Self {
+        Self::with(locality, Rules::default())
+    }
+
+    /// For a sidecar that stands at `locality`.
+    pub fn with(locality: Locality, rules: Rules) -> Self {
         let sample = (0..SAMPLED_KEYS).map(|key| key_hash(&key.to_le_bytes())).collect();
-        Self { locality, version: 0, kept: BTreeMap::new(), rings: RingCache::default(), sample }
+        Self { locality, rules, born: None, version: 0, kept: BTreeMap::new(), rings: RingCache::default(), sample }
     }
 
     /// The next snapshot. Over-limit services keep their last good view; the faults say which and why.
     pub fn build(&mut self, table: &CandidateTable, now: Mono) -> (Arc<Snapshot>, Vec<String>) {
+        let born = *self.born.get_or_insert(now);
         let mut moved = 0;
         let mut before = std::mem::take(&mut self.kept);
         for (name, candidates) in by_service(table) {
@@ -56,7 +83,7 @@ impl Builder {
             let kept = match last {
                 Some(last) if last.is_of(&candidates, policy) => last,
                 last => {
-                    let next = self.service(name, candidates, policy, last.as_ref());
+                    let next = self.service(name, candidates, policy, last.as_ref(), Time { born, now });
                     if let Some(last) = last {
                         moved = moved.max(self.moved(&last.view, &next.view));
                     }
@@ -81,17 +108,24 @@ impl Builder {
         candidates: Vec<&Candidate>,
         policy: Option<&Arc<LanePolicy>>,
         last: Option<&Kept>,
+        time: Time,
     ) -> Kept {
         let last_view = last.map(|last| &*last.view);
         let compiled = policy.map(|policy| compiled(policy, last_view));
-        let mut instances = entries(&candidates, &self.locality, last_view);
+        let rules = self.rules.of(name).clone();
+        let mut instances = entries(&candidates, &self.locality, self.rules.seed, last_view);
         spare_the_last(&mut instances);
-        let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view) {
-            Ok(lanes) => (view(name, instances, compiled, lanes), None),
+        if let Some(last) = last_view {
+            cells::follow(&instances, last, &rules, time);
+        }
+        let state = last_view.map(|last| last.state.clone()).unwrap_or_default();
+        let own = Own { rules, state };
+        let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view, &own.rules) {
+            Ok(lanes) => (view(name, instances, compiled, lanes, own), None),
             Err((lane, fault)) => {
                 let until = if last.is_some() { "its last good view stays in force" } else { "it has no candidate" };
                 let fault = format!("service `{name}`, lane `{lane}`: {fault}; until then {until}");
-                (last_good(name, last_view, compiled), Some(fault))
+                (last_good(name, last_view, compiled, own), Some(fault))
             }
         };
         let view = Arc::new(view);
@@ -104,13 +138,14 @@ impl Builder {
         instances: &[InstanceEntry],
         policy: Option<&CompiledPolicy>,
         last: Option<&ServiceView>,
+        rules: &Routing,
     ) -> Result<Vec<LaneView>, (Lane, RingFault)> {
         let here = instances.iter().filter(|entry| entry.record.env == self.locality.env);
         let names = lane_names(policy, here.map(|entry| &entry.record.lane));
         if instances.len() > MAX_MEMBERS {
             return Err((Lane::stable(), RingFault::TooManyMembers(instances.len())));
         }
-        names.into_iter().map(|name| self.lane(name, instances, last)).collect()
+        names.into_iter().map(|name| self.lane(name, instances, last, rules)).collect()
     }
 
     fn lane(
@@ -118,17 +153,46 @@ impl Builder {
         name: Lane,
         instances: &[InstanceEntry],
         last: Option<&ServiceView>,
+        rules: &Routing,
     ) -> Result<LaneView, (Lane, RingFault)> {
-        let candidates =
-            (0_u16..).zip(instances).filter(|(_, entry)| entry.excluded.is_none() && entry.record.lane == name);
+        let last = last.and_then(|view| view.lane(name.as_str()));
+        let here = |entry: &InstanceEntry| entry.excluded.is_none() && entry.record.lane == name;
+        let fault = |fault| (name.clone(), fault);
+        let (ring, members) = self.ring(instances, here, last.map(|lane| &lane.ring)).map_err(fault)?;
+        let mut near: Vec<Near> = Vec::new();
+        let ranges = [Range::Region, Range::Zone];
+        for range in ranges.into_iter().filter(|_| rules.prefer_zone) {
+            let locality = self.locality.clone();
+            let is_near = |entry: &InstanceEntry| here(entry) && range.holds(entry, &locality);
+            let wider = near.first().map_or(&members, |region| &region.members);
+            let count = instances.iter().filter(|entry| is_near(entry)).count();
+            if count == 0 || count == wider.len() {
+                continue;
+            }
+            // A ring made from a similar one: the lane's is at hand, and near enough.
+            let (ring, members) = self.ring(instances, is_near, Some(&ring)).map_err(fault)?;
+            let share = near::share(range, &locality, &name, instances);
+            near.insert(0, Near { ring, members, share });
+        }
+        let empty = ring.is_empty().then(|| why_empty(&name, instances));
+        let had_one = empty.is_none() || last.is_some_and(|lane| lane.had_one);
+        Ok(LaneView { name, ring, members, near, empty, had_one })
+    }
+
+    /// The ring of some instances, and of every slot its index.
+    fn ring(
+        &mut self,
+        instances: &[InstanceEntry],
+        wanted: impl Fn(&InstanceEntry) -> bool,
+        similar: Option<&Arc<Ring>>,
+    ) -> Result<(Arc<Ring>, Vec<u16>), RingFault> {
         // Instances are in the order of their ids and a candidate's id is unique, so slots and members agree.
-        let (members, on_ring): (Vec<u16>, Vec<Member>) = candidates
+        let (members, on_ring): (Vec<u16>, Vec<Member>) = (0_u16..)
+            .zip(instances)
+            .filter(|(_, entry)| wanted(entry))
             .map(|(at, entry)| (at, Member { id: entry.record.id.clone(), weight: entry.record.weight }))
             .unzip();
-        let near = last.and_then(|view| view.lane(name.as_str())).map(|lane| &lane.ring);
-        let ring = self.rings.get(on_ring, near).map_err(|fault| (name.clone(), fault))?;
-        let empty = ring.is_empty().then(|| why_empty(&name, instances));
-        Ok(LaneView { name, ring, members, empty })
+        Ok((self.rings.get(on_ring, similar)?, members))
     }
 
     /// Share of the sampled keys (basis points) that lost their owner, in the lane where it is largest.
@@ -169,11 +233,23 @@ fn compiled(policy: &Arc<LanePolicy>, last: Option<&ServiceView>) -> Arc<Compile
     }
 }
 
-fn entries<'a>(candidates: &[&'a Candidate], locality: &Locality, last: Option<&ServiceView>) -> Vec<InstanceEntry> {
+fn entries<'a>(
+    candidates: &[&'a Candidate],
+    locality: &Locality,
+    seed: u64,
+    last: Option<&ServiceView>,
+) -> Vec<InstanceEntry> {
     let mut claimed = None;
+    // Those whose sidecars went while many did serve only where the service has nobody else: perhaps it is this node that is
+    // cut off, and they can be reached.
+    let living = |candidate: &&&Candidate| {
+        candidate.owner != MemberState::Down
+            && gone(candidate, locality, false).or(out_of_rotation(candidate)).is_none()
+    };
+    let served = candidates.iter().any(|candidate| living(&candidate));
     let entry = |&candidate: &&'a Candidate| {
         let record = &candidate.record;
-        let gone = gone(candidate, locality);
+        let gone = gone(candidate, locality, served);
         let duplicate = gone.is_none() && claimed == Some(&record.id);
         if gone.is_none() {
             claimed = Some(&record.id);
@@ -184,7 +260,7 @@ fn entries<'a>(candidates: &[&'a Candidate], locality: &Locality, last: Option<&
             owner: candidate.owner,
             stale: candidate.stale,
             excluded,
-            cell: cell(candidate, excluded.is_none(), last),
+            cell: cells::of(record, seed, last),
         }
     };
     candidates.iter().map(entry).collect()
@@ -203,13 +279,14 @@ fn spare_the_last(instances: &mut [InstanceEntry]) {
     }
 }
 
-/// Facts by which an instance does not exist here: it then leaves its id to others.
-fn gone(candidate: &Candidate, locality: &Locality) -> Option<Exclusion> {
+/// Facts by which an instance does not exist here: it then leaves its id to others. `served`: the service has somebody who
+/// lives.
+fn gone(candidate: &Candidate, locality: &Locality, served: bool) -> Option<Exclusion> {
     match candidate.owner {
         _ if candidate.record.env != locality.env && !Planted::ForeignEnv.is_on() => Some(Exclusion::OtherEnv),
         MemberState::Left | MemberState::Down if Planted::KeepDead.is_on() => None,
         MemberState::Left => Some(Exclusion::OwnerLeft),
-        MemberState::Down if !candidate.stale => Some(Exclusion::OwnerDown),
+        MemberState::Down if served || !candidate.stale => Some(Exclusion::OwnerDown),
         MemberState::Down | MemberState::Alive | MemberState::Doubtful => None,
     }
 }
@@ -224,24 +301,6 @@ fn out_of_rotation(candidate: &Candidate) -> Option<Exclusion> {
         let zero = (record.weight == 0).then_some(Exclusion::WeightZero);
         zero.or(candidate.held.then_some(Exclusion::Flapping))
     }
-}
-
-/// The instance's cell, kept from the last view. What was held against it is dropped when its owner has newer news than that:
-/// a new run, another address, or a return into rotation.
-fn cell(candidate: &Candidate, is_candidate: bool, last: Option<&ServiceView>) -> Arc<InstanceCell> {
-    let record = &candidate.record;
-    let before = last.and_then(|view| {
-        let key = (&record.id, &record.owner);
-        let found = view.instances.binary_search_by(|entry| (&entry.record.id, &entry.record.owner).cmp(&key));
-        found.ok().map(|at| &view.instances[at])
-    });
-    let Some(before) = before else { return Arc::default() };
-    let same_run = before.record.generation == record.generation;
-    let same_address = before.record.port == record.port && before.record.host == record.host;
-    if !same_run || !same_address || (is_candidate && before.excluded.is_some()) {
-        before.cell.answered();
-    }
-    before.cell.clone()
 }
 
 /// `stable`, the policy's lanes, and the given ones; in order, each once.
@@ -264,17 +323,25 @@ fn why_empty(lane: &Lane, instances: &[InstanceEntry]) -> FallbackReason {
 
 /// The view of a service that is over a limit: the candidates as they were (none if it was over the limit from the first),
 /// under the present policy, so that a rollback is never held up.
-fn last_good(name: &ServiceName, last: Option<&ServiceView>, policy: Option<Arc<CompiledPolicy>>) -> ServiceView {
+fn last_good(
+    name: &ServiceName,
+    last: Option<&ServiceView>,
+    policy: Option<Arc<CompiledPolicy>>,
+    own: Own,
+) -> ServiceView {
     let instances = last.map_or_else(Vec::new, |last| last.instances.clone());
     let mut lanes = last.map_or_else(Vec::new, |last| last.lanes.clone());
     let nobody = Arc::new(Ring::empty());
     for name in lane_names(policy.as_deref(), []) {
         if let Err(at) = lanes.binary_search_by(|lane| lane.name.cmp(&name)) {
             let empty = Some(FallbackReason::Absent);
-            lanes.insert(at, LaneView { name, ring: nobody.clone(), members: Vec::new(), empty });
+            lanes.insert(
+                at,
+                LaneView { name, ring: nobody.clone(), members: Vec::new(), near: Vec::new(), empty, had_one: false },
+            );
         }
     }
-    view(name, instances, policy, lanes)
+    view(name, instances, policy, lanes, own)
 }
 
 fn view(
@@ -282,6 +349,7 @@ fn view(
     instances: Vec<InstanceEntry>,
     policy: Option<Arc<CompiledPolicy>>,
     lanes: Vec<LaneView>,
+    own: Own,
 ) -> ServiceView {
     let stable = [Lane::stable()];
     let decided = policy.as_ref().map_or(&stable[..], |policy| policy.lanes());
@@ -291,7 +359,8 @@ fn view(
     };
     let lane_of = decided.iter().map(index).collect();
     let digest = digest(name, &instances, policy.as_deref(), &lanes);
-    ServiceView { name: name.clone(), instances, policy, lanes, digest, lane_of }
+    let Own { rules, state } = own;
+    ServiceView { name: name.clone(), instances, policy, lanes, digest, rules, state, lane_of }
 }
 
 /// Texts are followed by a zero byte, which none of them contains, and lists by their length.

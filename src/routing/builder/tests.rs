@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    routing::testing::*,
+    routing::{BreakerState, testing::*},
     types::{Env, Health},
 };
 
@@ -36,8 +36,26 @@ fn gossiped_facts_exclude_each_with_its_reason() {
     let expected =
         [Some(OtherEnv), Some(Critical), Some(Draining), Some(WeightZero), None, Some(OwnerDown), Some(OwnerLeft)];
     assert_eq!(found[..7], expected);
-    assert_eq!(found[7..], [None, None, None]);
-    assert_eq!(ring(&snapshot, "stable").members().len(), 4);
+    assert_eq!(found[7..], [None, Some(OwnerDown), None]);
+    assert_eq!(ring(&snapshot, "stable").members().len(), 3);
+}
+
+/// M8: those who went with many others are tried only where nobody else is left.
+#[test]
+fn a_last_resort_serves_only_where_nobody_lives() {
+    let mut table = fleet(4, 0);
+    for at in 0..4 {
+        (table.instances[at].owner, table.instances[at].stale) = (MemberState::Down, true);
+    }
+    table.instances[3].stale = false;
+    let snapshot = built(&table);
+    let left: Vec<_> = (0..4).map(|i| excluded(&snapshot, &format!("a{i}"))).collect();
+    assert_eq!(left, [None, None, None, Some(Exclusion::OwnerDown)]);
+    table.instances[1].owner = MemberState::Doubtful;
+    let snapshot = built(&table);
+    let left: Vec<_> = (0..4).map(|i| excluded(&snapshot, &format!("a{i}"))).collect();
+    let down = Some(Exclusion::OwnerDown);
+    assert_eq!(left, [down, None, down, down], "one that lives, though doubted, is better");
 }
 
 #[test]
@@ -94,29 +112,83 @@ fn news_from_the_owner_clear_what_was_held_against_an_instance() {
         [|record| record.generation = 2, |record| record.port = 1, |record| record.host = "10.0.0.9".into()];
     for change in changes {
         let (mut builder, mut table) = (Builder::new(locality()), fleet(2, 0));
-        let cell = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].cell.clone();
-        cell.refused(NOW);
-        cell.refused(NOW);
+        let entry = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].clone();
+        open_breaker(&entry);
+        let is_open = || entry.cell.open_until(NOW).is_some();
         edit(&mut table, "a0", |record| record.sequence = 2);
         builder.build(&table, NOW);
-        assert!(cell.doubtful(NOW), "not by any news");
+        assert!(is_open(), "not by any news");
         edit(&mut table, "a0", change);
         builder.build(&table, NOW);
-        assert!(!cell.doubtful(NOW));
+        assert!(!is_open());
     }
 }
 
 #[test]
 fn a_return_into_rotation_clears_too() {
     let (mut builder, mut table) = (Builder::new(locality()), fleet(2, 0));
-    let cell = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].cell.clone();
+    let entry = builder.build(&table, NOW).0.service("orders").unwrap().instances[0].clone();
     edit(&mut table, "a0", |record| record.health = Health::Critical);
     builder.build(&table, NOW);
-    cell.refused(NOW);
-    cell.refused(NOW);
+    open_breaker(&entry);
     edit(&mut table, "a0", |record| record.health = Health::Passing);
     builder.build(&table, NOW);
-    assert!(!cell.doubtful(NOW));
+    assert_eq!(entry.cell.open_until(NOW), None);
+}
+
+fn state(snapshot: &Snapshot, id: &str, now: crate::types::Mono) -> BreakerState {
+    let service = snapshot.service("orders").unwrap();
+    let entry = service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap();
+    entry.cell.state(now, &service.rules)
+}
+
+#[test]
+fn who_is_new_or_back_starts_slowly_where_somebody_else_is_there() {
+    use BreakerState::{Closed, SlowStart};
+    let (mut builder, mut table) = (Builder::new(locality()), with_policy(fleet(2, 0), policy(500)));
+    builder.build(&table, NOW);
+    let later = NOW + std::time::Duration::from_secs(60);
+    table = with_policy(fleet(3, 2), policy(500));
+    edit(&mut table, "a0", |record| record.generation = 2);
+    let (snapshot, _) = builder.build(&table, later);
+    let states = ["a0", "a1", "a2", "c0", "c1"].map(|id| state(&snapshot, id, later));
+    assert_eq!(states, [Closed, Closed, SlowStart, Closed, Closed], "canary has nobody else; a0's application runs on");
+
+    edit(&mut table, "a1", |record| record.health = Health::Critical);
+    builder.build(&table, later);
+    edit(&mut table, "a1", |record| record.health = Health::Passing);
+    edit(&mut table, "c1", |record| record.lane = crate::types::Lane::stable());
+    let (snapshot, _) = builder.build(&table, later);
+    assert_eq!(["a1", "c1"].map(|id| state(&snapshot, id, later)), [SlowStart; 2]);
+}
+
+/// C87: no flapping of users with the only instance of their lane.
+#[test]
+fn a_lane_that_had_nobody_holds_before_its_users_go_back() {
+    let (mut builder, mut table) = (Builder::new(locality()), with_policy(fleet(2, 1), policy(10_000)));
+    builder.build(&table, NOW);
+    let after = |seconds| NOW + std::time::Duration::from_secs(seconds);
+    edit(&mut table, "c0", |record| record.health = Health::Critical);
+    builder.build(&table, after(60));
+    edit(&mut table, "c0", |record| record.health = Health::Passing);
+    let (snapshot, _) = builder.build(&table, after(70));
+    let service = snapshot.service("orders").unwrap();
+    let home = |now| {
+        let users = (0..200).map(|user| format!("u{user}"));
+        let lane = |user: String| crate::routing::choose(&snapshot, service, &get(&user), now).fallback;
+        users.filter(|user| lane(user.clone()).is_none()).count()
+    };
+    assert_eq!(home(after(74)), 0);
+    assert!((5..40).contains(&home(after(75))), "{}", home(after(75)));
+    assert_eq!(home(after(85)), 200);
+}
+
+#[test]
+fn a_sidecar_that_has_just_started_takes_everybody_as_known() {
+    let mut builder = Builder::new(locality());
+    builder.build(&fleet(2, 0), NOW);
+    let later = NOW + std::time::Duration::from_secs(9);
+    assert_eq!(state(&builder.build(&fleet(3, 0), later).0, "a2", later), BreakerState::Closed);
 }
 
 #[test]

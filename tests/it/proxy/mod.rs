@@ -1,6 +1,12 @@
 //! The data path on real sockets. Numbers in test names are those of the case log.
 
+mod breakers;
 mod failover;
+mod grpc;
+mod h2;
+mod h2_clients;
+mod h2_limits;
+mod h2_upstream;
 mod limits;
 mod observe;
 mod upgrade;

@@ -8,7 +8,8 @@ use lanemesh::types::{
 
 use crate::support::{Fixture, Instance, Upstream};
 
-fn canary(size: u16, allow: &[&str]) -> LanePolicy {
+/// A policy of `orders` with one lane.
+pub(super) fn canary(size: u16, allow: &[&str]) -> LanePolicy {
     let rule = LaneRule { size, allow: allow.iter().map(|s| (*s).to_owned()).collect(), ..LaneRule::default() };
     LanePolicy {
         service: ServiceName::new("orders").unwrap(),

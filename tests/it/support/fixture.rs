@@ -11,15 +11,18 @@ use arc_swap::ArcSwap;
 use lanemesh::{
     config::{AccessLog, LogFormat, Proxy, Timeouts},
     proxy::{self, ProxyConfig, Running},
-    routing::{Builder, Candidate, CandidateTable, Locality, Snapshot},
+    routing::{Builder, Candidate, CandidateTable, Locality, Rules, Snapshot},
     telemetry::{Clock, Metrics},
     types::{
-        Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, Region, ServiceName,
+        Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, Protocol, Region, ServiceName,
         SubjectSource, VersionName, Wall, Zone,
     },
 };
 
-use super::raw::{Raw, Response};
+use super::{
+    h2::Conn,
+    raw::{Raw, Response},
+};
 
 /// One instance of a hand-made table.
 #[derive(Debug, Clone)]
@@ -63,6 +66,11 @@ impl Instance {
         self
     }
 
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.0.protocol = protocol;
+        self
+    }
+
     pub fn health(mut self, health: Health) -> Self {
         self.0.health = health;
         self
@@ -80,6 +88,7 @@ pub fn proxy_config() -> Proxy {
         max_head_bytes: 32 * 1024,
         max_headers: 100,
         max_connections: 1_000,
+        h2_max_streams: 100,
         max_retries: 2,
         timeouts: Timeouts {
             connect: Duration::from_millis(500),
@@ -88,6 +97,7 @@ pub fn proxy_config() -> Proxy {
             idle: Duration::from_secs(5),
             tunnel_idle: Duration::from_secs(5),
             pool_idle: Duration::from_secs(3),
+            h2_ping: Duration::from_secs(310),
             head: Duration::from_secs(5),
         },
         subject: SubjectSource::default(),
@@ -116,6 +126,21 @@ impl Fixture {
     }
 
     pub fn with(instances: &[Instance], policies: &[LanePolicy], change: impl FnOnce(&mut ProxyConfig)) -> Self {
+        Self::made(instances, policies, Rules::default(), change)
+    }
+
+    /// With rules of its own for routing.
+    pub fn ruled(instances: &[Instance], rules: Rules, change: impl FnOnce(&mut ProxyConfig)) -> Self {
+        Self::made(instances, &[], rules, change)
+    }
+
+    /// With everything.
+    pub fn made(
+        instances: &[Instance],
+        policies: &[LanePolicy],
+        rules: Rules,
+        change: impl FnOnce(&mut ProxyConfig),
+    ) -> Self {
         let locality = Locality {
             env: Env::new("prod").unwrap(),
             region: Region::new("r1").unwrap(),
@@ -134,7 +159,7 @@ impl Fixture {
             running: None,
             metrics: Arc::new(Metrics::new()),
             snapshots: Arc::new(ArcSwap::from_pointee(Snapshot::empty())),
-            builder: Builder::new(locality),
+            builder: Builder::with(locality, rules),
             version: 0,
             clock: Clock::start(),
             log,
@@ -171,6 +196,10 @@ impl Fixture {
 
     pub fn addr(&self) -> SocketAddr {
         self.running.as_ref().expect("runs").addr()
+    }
+
+    pub fn h2(&self) -> Conn {
+        Conn::client(self.addr())
     }
 
     pub fn client(&self) -> Raw {

@@ -6,6 +6,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 pub mod fixture;
+pub mod h2;
 pub mod http;
 pub mod load;
 pub mod process;

@@ -1,0 +1,247 @@
+//! How requests to one service are spread over its instances and kept away from sick ones: `[routing]` for all services, any
+//! of its keys again in `[service.NAME]` for one.
+
+use std::time::Duration;
+
+use super::{
+    fault::{Faults, Wrong},
+    keys::Key,
+    raw::Value,
+    table::Section,
+    values::{self, Parsed, format_duration},
+};
+
+/// Rules of one service.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Routing {
+    /// When an instance is passed over for its failures.
+    pub breaker: Breaker,
+    /// In which an instance that is new, or back in rotation, gets its keys: a tenth at once, the rest evenly. Zero: all at once.
+    pub slow_start: Duration,
+    /// Retries after something was sent, as a share of the service's requests.
+    pub retry_share: f64,
+    /// And so many a second beyond that.
+    pub retries_per_second: u32,
+    /// When requests leave their lane.
+    pub fallback: Fallback,
+    /// Own zone first, then own region (REQUIREMENTS R7).
+    pub prefer_zone: bool,
+    /// Which of its candidates a request goes to.
+    pub balance: Balance,
+}
+
+/// Which of a lane's candidates a request goes to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// By its key's place on the ring; without a key, any.
+    #[default]
+    Ring,
+    /// As `Ring`, but without a key the one of two with fewer requests in flight.
+    KeylessLeastLoaded,
+    /// Always the one of two with fewer requests in flight: for services that keep nothing of their users.
+    LeastLoaded,
+}
+
+/// When requests leave a lane that cannot serve them, as far as the service's policy lets them (REQUIREMENTS L7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fallback {
+    /// The lane has no instance.
+    pub absent: bool,
+    /// It has some, none healthy.
+    pub unhealthy: bool,
+    /// It has some, all draining or at weight 0.
+    pub draining: bool,
+    /// It has candidates, and breakers keep all of them away.
+    pub sick: bool,
+    /// How long a lane that had nobody must hold before its users go back.
+    pub hold: Duration,
+    /// Most such requests a second; `None` for any number.
+    pub per_second: Option<u32>,
+}
+
+impl Default for Routing {
+    /// As a sidecar without a `[routing]` section has it.
+    fn default() -> Self {
+        let breaker = Breaker {
+            failures: 3,
+            of: 6,
+            window: Duration::from_secs(10),
+            share: 0.5,
+            volume: 20,
+            open: Duration::from_secs(10),
+            open_max: Duration::from_secs(300),
+            ramp: Duration::from_secs(20),
+            max_share: 0.5,
+            counts: Counts { connect: true, reset: true, timeout: true, statuses: Statuses::of(&[500, 502, 503, 504]) },
+        };
+        let hold = Duration::from_secs(5);
+        let fallback = Fallback { absent: true, unhealthy: true, draining: true, sick: true, hold, per_second: None };
+        let slow_start = Duration::from_secs(10);
+        Self {
+            breaker,
+            slow_start,
+            retry_share: 0.2,
+            retries_per_second: 1,
+            fallback,
+            prefer_zone: false,
+            balance: Balance::Ring,
+        }
+    }
+}
+
+/// The breaker of each instance (REQUIREMENTS R5).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Breaker {
+    /// So many failures of the last `of` open it; 0 leaves that rule out.
+    pub failures: u8,
+    /// 1..=16, at least `failures`.
+    pub of: u8,
+    /// Failures are forgotten after this; and the window of `share`.
+    pub window: Duration,
+    /// This share of failures in the window opens it as well.
+    pub share: f64,
+    /// Fewest results in the window for `share`; 0 leaves that rule out.
+    pub volume: u32,
+    /// How long it stays open the first time, give or take a fifth.
+    pub open: Duration,
+    /// The longest; doubles up to here.
+    pub open_max: Duration,
+    /// After a successful try, from a tenth of its keys to all of them.
+    pub ramp: Duration,
+    /// Largest share of a lane that may be kept away at a time; one instance always stays.
+    pub max_share: f64,
+    /// What counts as a failure.
+    pub counts: Counts,
+}
+
+/// What counts as an instance's failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// No connection.
+    pub connect: bool,
+    /// The connection broke before the response.
+    pub reset: bool,
+    /// No response in the try's time.
+    pub timeout: bool,
+    /// Responses with these statuses.
+    pub statuses: Statuses,
+}
+
+/// A set of statuses 500 to 599.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statuses(u128);
+
+impl Statuses {
+    /// Of a list; what is outside of 500 to 599 is left out.
+    pub fn of(list: &[u16]) -> Self {
+        Self(list.iter().filter(|status| (500..600).contains(*status)).fold(0, |set, status| set | 1 << (status - 500)))
+    }
+
+    /// Whether a status is in it.
+    pub const fn contains(self, status: u16) -> bool {
+        status >= 500 && status < 600 && self.0 >> (status - 500) & 1 == 1
+    }
+}
+
+/// Reads one section's keys over `base`: what is not given there stays.
+pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
+    let mut rules = base.clone();
+    let breaker = &mut rules.breaker;
+    set(&mut breaker.failures, s.given(f, "breaker_failures", |v, k| values::whole(v, k).map(small)));
+    set(&mut breaker.of, s.given(f, "breaker_of", |v, k| values::whole(v, k).map(small)));
+    set(&mut breaker.window, s.given(f, "breaker_window", values::span));
+    set(&mut breaker.share, s.given(f, "breaker_share", values::share));
+    set(&mut breaker.volume, s.given(f, "breaker_volume", |v, k| values::whole(v, k).map(small)));
+    set(&mut breaker.open, s.given(f, "breaker_open", values::span));
+    set(&mut breaker.open_max, s.given(f, "breaker_open_max", values::span));
+    set(&mut breaker.ramp, s.given(f, "breaker_ramp", values::span));
+    set(&mut breaker.max_share, s.given(f, "breaker_max_share", values::share));
+    set(&mut breaker.counts, s.given(f, "breaker_counts", counts));
+    set(&mut rules.retry_share, s.given(f, "retry_share", values::share));
+    set(&mut rules.retries_per_second, s.given(f, "retries_per_second", |v, k| values::whole(v, k).map(small)));
+    set(&mut rules.fallback.hold, s.given(f, "fallback_hold", values::span));
+    if let Some(per_second) = s.given(f, "fallback_per_second", |v, k| values::whole(v, k).map(small)) {
+        rules.fallback.per_second = Some(per_second);
+    }
+    if let Some(on) = s.given(f, "fallback_on", fallback_on) {
+        let Fallback { hold, per_second, .. } = rules.fallback;
+        rules.fallback = Fallback { hold, per_second, ..on };
+    }
+    set(&mut rules.prefer_zone, s.given(f, "prefer_zone", values::flag));
+    set(&mut rules.balance, s.given(f, "balance", balance));
+    set(&mut rules.slow_start, s.given(f, "slow_start", values::span));
+    let breaker = &rules.breaker;
+    if breaker.failures > breaker.of {
+        let (failures, of) = (breaker.failures, breaker.of);
+        let reason = format!("{failures} of the last {of} can never be reached");
+        s.fault(f, "breaker_failures", Wrong::new(reason, format!("lower it to {of} or raise breaker_of")));
+    }
+    if breaker.open > breaker.open_max {
+        let (open, most) = (format_duration(breaker.open), format_duration(breaker.open_max));
+        let reason = format!("{open} is longer than breaker_open_max ({most}), up to which it doubles");
+        s.fault(f, "breaker_open", Wrong::new(reason, format!("lower it to {most} or raise breaker_open_max")));
+    }
+    rules
+}
+
+fn set<T>(place: &mut T, given: Option<T>) {
+    if let Some(value) = given {
+        *place = value;
+    }
+}
+
+/// Into the type of a field whose key's range fits it.
+fn small<T: TryFrom<u64>>(n: u64) -> T {
+    T::try_from(n).unwrap_or_else(|_| unreachable!("{n} is within its key's range, which fits the field"))
+}
+
+fn balance(value: &Value, key: &Key) -> Parsed<Balance> {
+    Ok(match values::choice(value, key)? {
+        "least-loaded" => Balance::LeastLoaded,
+        "keyless-least-loaded" => Balance::KeylessLeastLoaded,
+        _ => Balance::Ring,
+    })
+}
+
+/// The causes; the rest is not read.
+fn fallback_on(value: &Value, key: &Key) -> Parsed<Fallback> {
+    let (absent, unhealthy, draining, sick) = (false, false, false, false);
+    let mut on = Fallback { absent, unhealthy, draining, sick, hold: Duration::ZERO, per_second: None };
+    for text in values::texts(value, key)? {
+        match text {
+            "absent" => on.absent = true,
+            "unhealthy" => on.unhealthy = true,
+            "draining" => on.draining = true,
+            "sick" => on.sick = true,
+            other => {
+                let shown: String = other.chars().take(40).collect();
+                let cure = "write absent, unhealthy, draining or sick";
+                return Err(Wrong::new(format!("`{shown}` is no cause"), cure));
+            }
+        }
+    }
+    Ok(on)
+}
+
+fn counts(value: &Value, key: &Key) -> Parsed<Counts> {
+    let mut counts = Counts { connect: false, reset: false, timeout: false, statuses: Statuses::default() };
+    let mut statuses = Vec::new();
+    for text in values::texts(value, key)? {
+        match text {
+            "connect" => counts.connect = true,
+            "reset" => counts.reset = true,
+            "timeout" => counts.timeout = true,
+            "5xx" => statuses.extend(500..600),
+            other => match other.parse() {
+                Ok(status @ 500..600) => statuses.push(status),
+                _ => {
+                    let shown: String = other.chars().take(40).collect();
+                    let cure = "write connect, reset, timeout, 5xx or statuses from 500 to 599, such as \"503\"";
+                    return Err(Wrong::new(format!("`{shown}` is no kind of failure"), cure));
+                }
+            },
+        }
+    }
+    counts.statuses = Statuses::of(&statuses);
+    Ok(counts)
+}

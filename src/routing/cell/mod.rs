@@ -1,0 +1,393 @@
+//! What the data path knows of one instance: its breaker, its last results, its requests in flight. Atomic words, shared by
+//! threads and by successive snapshots.
+//!
+//! A request takes a [`Ticket`] before it goes to the instance and gives it back with what came of it. The ticket knows in which
+//! epoch of the breaker the request began, so that results of requests sent before an opening do not count; and it holds the one
+//! place of a try on an opened breaker, which is free again when it is dropped, however the request ends (case C76).
+//!
+//! [`InstanceCell::failed`] only says that the breaker should open; whether it may is decided by the lane (`floor`).
+//!
+//! Memory order: everything is `Relaxed`. Each word means something by itself; no other memory is published through them, and a
+//! thread that reads a word some nanoseconds old makes a decision that was right then.
+
+mod record;
+mod word;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use record::{Recent, Window};
+use serde::{Deserialize, Serialize};
+use word::{Phase, Word};
+
+use crate::{
+    config::{Breaker, Routing},
+    types::Mono,
+};
+
+/// Local state of one instance.
+#[derive(Debug, Default)]
+pub struct InstanceCell {
+    word: Line<AtomicU64>,
+    counts: Line<Counts>,
+    /// Makes its open times differ from other sidecars' and other instances'.
+    seed: u64,
+}
+
+/// A cache line of its own: the word is read by every decision, the counts are written by every request.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line<T>(T);
+
+#[derive(Debug, Default)]
+struct Counts {
+    in_flight: AtomicU32,
+    recent: AtomicU64,
+    window: AtomicU64,
+}
+
+/// What a decision sees of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing speaks against it.
+    Well,
+    /// Its breaker is open, or a try is under way.
+    Shut,
+    /// Its breaker has been open for long enough: one request may try it. `overdue`: nobody whose failure could be repaired has
+    /// come for a while, so any request may.
+    MayTry {
+        /// See above.
+        overdue: bool,
+    },
+    /// It takes the keys whose admission hash is at most this.
+    Ramping {
+        /// Of 2^32.
+        share: u32,
+        /// It is new, and starts slowly.
+        fresh: bool,
+    },
+}
+
+/// The state of a breaker in a word, for people and metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BreakerState {
+    /// Takes all of its keys.
+    #[default]
+    Closed,
+    /// Kept away.
+    Open,
+    /// Waits for the answer to one request, or for that request.
+    HalfOpen,
+    /// Its keys come back.
+    Ramping,
+    /// New: its keys come slowly.
+    SlowStart,
+    /// Should be open, but too much of the lane is kept away already.
+    Held,
+}
+
+impl BreakerState {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Closed, Self::Open, Self::HalfOpen, Self::Ramping, Self::SlowStart, Self::Held];
+
+    /// As it is labelled.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half-open",
+            Self::Ramping => "ramping",
+            Self::SlowStart => "slow-start",
+            Self::Held => "held",
+        }
+    }
+}
+
+/// A request's right to go to an instance. Dropped without a result it says nothing about the instance.
+#[derive(Debug)]
+pub struct Ticket {
+    epoch: u16,
+    place: Option<Place>,
+}
+
+/// The place of the one request that tries an opened instance.
+#[derive(Debug)]
+struct Place {
+    cell: Arc<InstanceCell>,
+    /// The word by which it was taken; another one there means that the place was given to somebody else.
+    word: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let free = Word { phase: Phase::Open, at: 0, ..Word::unpack(self.word) };
+        // On failure the place is not this one's any more: used, or lost to time.
+        let _ = self.cell.word.0.compare_exchange(self.word, free.pack(), Relaxed, Relaxed);
+    }
+}
+
+impl InstanceCell {
+    /// Of an instance on one sidecar; open times differ by `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, ..Self::default() }
+    }
+
+    /// What a decision sees.
+    #[inline]
+    pub fn look(&self, now: Mono, rules: &Routing) -> Look {
+        let packed = self.word.0.load(Relaxed);
+        if Word::is_closed(packed) { Look::Well } else { look(Word::unpack(packed), now, rules) }
+    }
+
+    /// The breaker's state.
+    pub fn state(&self, now: Mono, rules: &Routing) -> BreakerState {
+        let word = Word::unpack(self.word.0.load(Relaxed));
+        match (word.phase, look(word, now, rules)) {
+            (Phase::Closed, _) if word.held => BreakerState::Held,
+            (_, Look::Well) => BreakerState::Closed,
+            (Phase::Open, Look::Shut) => BreakerState::Open,
+            (_, Look::Shut | Look::MayTry { .. }) => BreakerState::HalfOpen,
+            (_, Look::Ramping { fresh: true, .. }) => BreakerState::SlowStart,
+            (_, Look::Ramping { .. }) => BreakerState::Ramping,
+        }
+    }
+
+    /// Until when an open breaker keeps it away.
+    pub fn open_until(&self, now: Mono) -> Option<Mono> {
+        let word = Word::unpack(self.word.0.load(Relaxed));
+        (word.phase == Phase::Open && word.is_shut(now)).then(|| Mono::from_millis(word.at))
+    }
+
+    /// A ticket, if a request may go to it now. Of several that ask an opened one, one gets it; if nothing is heard of that
+    /// request for an open time, another.
+    pub fn admit(self: &Arc<Self>, now: Mono, rules: &Routing) -> Option<Ticket> {
+        let packed = self.word.0.load(Relaxed);
+        let word = Word::unpack(packed);
+        if matches!(word.phase, Phase::Closed | Phase::Ramping) {
+            return Some(Ticket { epoch: word.epoch, place: None });
+        }
+        if word.is_shut(now) {
+            return None;
+        }
+        // At least a millisecond, or the place would be taken and free at once.
+        let lease = rules.breaker.open.max(Duration::from_millis(1));
+        let taken = Word { phase: Phase::Probing, at: (now + lease).millis(), ..word };
+        let taken = taken.pack();
+        self.word.0.compare_exchange(packed, taken, Relaxed, Relaxed).ok()?;
+        Some(Ticket { epoch: word.epoch, place: Some(Place { cell: self.clone(), word: taken }) })
+    }
+
+    /// A ticket for a request that goes there whatever speaks against it.
+    pub fn force(&self) -> Ticket {
+        Ticket { epoch: Word::unpack(self.word.0.load(Relaxed)).epoch, place: None }
+    }
+
+    /// A request failed in a way that counts. True when the breaker should open: see [`open`](Self::open).
+    pub fn failed(&self, ticket: Ticket, now: Mono, rules: &Routing) -> bool {
+        let rules = &rules.breaker;
+        let packed = self.word.0.load(Relaxed);
+        let word = Word::unpack(packed);
+        if ticket.epoch != word.epoch {
+            return false;
+        }
+        if let Some(place) = &ticket.place {
+            let open = word.opened(self.seed, now, rules).pack();
+            let _ = self.word.0.compare_exchange(place.word, open, Relaxed, Relaxed);
+            return false;
+        }
+        let recent = self.update_recent(|recent| recent.failure(now, rules.window));
+        let window = self.update_window(true, now, rules);
+        matches!(word.phase, Phase::Closed | Phase::Ramping) && (recent.opens(rules) || window.opens(rules))
+    }
+
+    /// A request was answered as it should be. True when the instance starts to come back by this.
+    pub fn succeeded(&self, ticket: Ticket, now: Mono, rules: &Routing) -> bool {
+        let packed = self.word.0.load(Relaxed);
+        if rules.breaker.volume > 0 {
+            self.update_window(false, now, &rules.breaker);
+        }
+        let word = Word::unpack(packed);
+        if ticket.epoch != word.epoch {
+            return false;
+        }
+        if packed & NOTEWORTHY == 0 {
+            // Read first: the usual case writes nothing more.
+            if self.counts.0.recent.load(Relaxed) != 0 {
+                self.update_recent(|recent| recent.success(false));
+            }
+            return false;
+        }
+        if matches!(word.phase, Phase::Open | Phase::Probing) {
+            return self.comes_back(packed, word.ramping(now));
+        }
+        self.confirmed(packed, word, now, rules);
+        false
+    }
+
+    /// Opens the breaker, for results of that epoch; false when something else happened meanwhile.
+    pub(super) fn open(&self, epoch: u16, now: Mono, rules: &Routing) -> bool {
+        let packed = self.word.0.load(Relaxed);
+        let word = Word::unpack(packed);
+        let opens = word.epoch == epoch && matches!(word.phase, Phase::Closed | Phase::Ramping);
+        let open = word.opened(self.seed, now, &rules.breaker).pack();
+        opens && self.word.0.compare_exchange(packed, open, Relaxed, Relaxed).is_ok()
+    }
+
+    /// It should be open but must stay: noted, until a success. True when it was not so before.
+    pub(super) fn hold(&self) -> bool {
+        let held = |packed| {
+            let word = Word::unpack(packed);
+            Some(Word { phase: Phase::Closed, held: true, ..word }.pack())
+        };
+        self.word.0.fetch_update(Relaxed, Relaxed, held).is_ok_and(|before| !Word::unpack(before).held)
+    }
+
+    /// The epoch of results that count now.
+    pub(super) fn epoch(&self) -> u16 {
+        Word::unpack(self.word.0.load(Relaxed)).epoch
+    }
+
+    /// Whether its breaker keeps it away, or keeps some of its keys away.
+    pub(super) fn is_away(&self, now: Mono, rules: &Routing) -> bool {
+        !matches!(self.look(now, rules), Look::Well | Look::Ramping { fresh: true, .. })
+    }
+
+    /// Its owner announced it anew: nothing that was held against it counts any more.
+    pub fn renew(&self) {
+        let renewed = |packed| Some(Word::unpack(packed).renewed().pack());
+        let always = self.word.0.fetch_update(Relaxed, Relaxed, renewed);
+        debug_assert!(always.is_ok(), "the closure never refuses");
+        self.forget();
+    }
+
+    /// It is new, or is back in rotation: its keys come slowly, from `begin` on.
+    pub fn start_slowly(&self, begin: Mono) {
+        let slowly = |packed| Some(Word { fresh: true, ..Word::unpack(packed).renewed().ramping(begin) }.pack());
+        let always = self.word.0.fetch_update(Relaxed, Relaxed, slowly);
+        debug_assert!(always.is_ok(), "the closure never refuses");
+        self.forget();
+    }
+
+    /// Requests in flight from this sidecar.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.counts.0.in_flight.load(Relaxed)
+    }
+
+    /// Counts a request as in flight until the guard is dropped.
+    pub fn enter(self: &Arc<Self>) -> InFlight {
+        self.counts.0.in_flight.fetch_add(1, Relaxed);
+        InFlight { cell: self.clone() }
+    }
+
+    /// The try's answer: from open to ramping, with nothing on record.
+    fn comes_back(&self, packed: u64, next: Word) -> bool {
+        let won = self.word.0.compare_exchange(packed, next.pack(), Relaxed, Relaxed).is_ok();
+        if won {
+            self.forget();
+        }
+        won
+    }
+
+    /// A success while something is still noted: the ramp's end, an open time that shortens, a floor that is not needed.
+    fn confirmed(&self, packed: u64, word: Word, now: Mono, rules: &Routing) {
+        let recent = self.update_recent(|recent| recent.success(word.level > 0));
+        let mut next = word;
+        if look(word, now, rules) == Look::Well {
+            next = Word { phase: Phase::Closed, fresh: false, at: 0, ..next };
+        }
+        next.held &= recent.opens(&rules.breaker);
+        if let Some(counted) = recent.lowers()
+            && next.phase == Phase::Closed
+        {
+            self.counts.0.recent.store(counted.pack(), Relaxed);
+            next.level = next.level.saturating_sub(1);
+        }
+        if next != word {
+            // On failure somebody else changed it, and the next success comes by here again.
+            let _ = self.word.0.compare_exchange(packed, next.pack(), Relaxed, Relaxed);
+        }
+    }
+
+    fn forget(&self) {
+        self.counts.0.recent.store(0, Relaxed);
+        self.counts.0.window.store(0, Relaxed);
+    }
+
+    fn update_recent(&self, change: impl Fn(Recent) -> Recent) -> Recent {
+        let mut old = self.counts.0.recent.load(Relaxed);
+        loop {
+            let new = change(Recent::unpack(old));
+            match self.counts.0.recent.compare_exchange_weak(old, new.pack(), Relaxed, Relaxed) {
+                Ok(_) => return new,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    #[inline]
+    fn update_window(&self, failed: bool, now: Mono, rules: &Breaker) -> Window {
+        let mut old = self.counts.0.window.load(Relaxed);
+        loop {
+            let new = Window::unpack(old).with(failed, now, rules.window);
+            match self.counts.0.window.compare_exchange_weak(old, new.pack(), Relaxed, Relaxed) {
+                Ok(_) => return new,
+                Err(now) => old = now,
+            }
+        }
+    }
+}
+
+impl Ticket {
+    /// The epoch in which it was taken.
+    pub(super) fn epoch(&self) -> u16 {
+        self.epoch
+    }
+
+    /// Whether it holds the place of the try.
+    pub fn is_try(&self) -> bool {
+        self.place.is_some()
+    }
+}
+
+/// One request in flight; dropping it ends it.
+#[derive(Debug)]
+pub struct InFlight {
+    cell: Arc<InstanceCell>,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.cell.counts.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cold]
+fn look(word: Word, now: Mono, rules: &Routing) -> Look {
+    match word.phase {
+        Phase::Closed => Look::Well,
+        Phase::Ramping => {
+            let length = if word.fresh { rules.slow_start } else { rules.breaker.ramp };
+            word.ramp_share(now, length).map_or(Look::Well, |share| Look::Ramping { share, fresh: word.fresh })
+        }
+        Phase::Open | Phase::Probing if word.is_shut(now) => Look::Shut,
+        Phase::Open | Phase::Probing => {
+            let overdue = Mono::from_millis(word.at) + PATIENCE <= now;
+            Look::MayTry { overdue }
+        }
+    }
+}
+
+/// For so long only requests that can be repeated elsewhere try an instance.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bits of the word by which a success has something to do: phase, flags and level.
+const NOTEWORTHY: u64 = 0xff << 56;
+
+#[cfg(test)]
+mod tests;

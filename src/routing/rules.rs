@@ -1,0 +1,30 @@
+//! What a sidecar is told about routing, by service.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    config::{Routing, ServiceRule},
+    types::ServiceName,
+};
+
+/// Rules for every service.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    /// Makes what is left to chance (open times of breakers) differ between sidecars; the same again for the same seed.
+    pub seed: u64,
+    default: Arc<Routing>,
+    services: BTreeMap<ServiceName, Arc<Routing>>,
+}
+
+impl Rules {
+    /// Of a configuration.
+    pub fn new(seed: u64, default: Arc<Routing>, services: &BTreeMap<ServiceName, ServiceRule>) -> Self {
+        let own = services.iter().filter_map(|(name, rule)| Some((name.clone(), rule.routing.clone()?)));
+        Self { seed, default, services: own.collect() }
+    }
+
+    /// Of one service.
+    pub(super) fn of(&self, service: &ServiceName) -> &Arc<Routing> {
+        self.services.get(service).unwrap_or(&self.default)
+    }
+}
