@@ -45,6 +45,10 @@ pub struct App {
     pub drained: Option<Time>,
     /// Since when it listens, is well, and is not drained.
     pub well_since: Option<Time>,
+    /// Its weight; 0 takes it out of rotation.
+    pub weight: u16,
+    /// Whether it was taken out of the mesh.
+    pub withdrawn: bool,
     /// Its sidecar's checks.
     pub gate: Gate,
 }

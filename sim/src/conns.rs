@@ -73,6 +73,15 @@ impl Conns {
         self.pairs.remove(&if a <= b { (a, b) } else { (b, a) });
     }
 
+    /// Connections that are open, both of whose ends still run: `epoch` gives a host's present run.
+    pub fn open(&self, now: Time, epoch: impl Fn(u32) -> Option<u32>) -> usize {
+        let lives = |(pair, conn): &(&(u32, u32), &Conn)| {
+            let both = (epoch(pair.0), epoch(pair.1)) == (Some(conn.epochs.0), Some(conn.epochs.1));
+            both && conn.works && conn.ready <= now
+        };
+        self.pairs.iter().filter(lives).count()
+    }
+
     /// Connections known, dead ones included.
     pub fn len(&self) -> usize {
         self.pairs.len()
@@ -96,6 +105,7 @@ mod tests {
         conns.dial(a, b, Ok(5));
         assert_eq!(conns.standing(4, b, a), Standing::Dialing(Ok(5)));
         assert_eq!(conns.standing(5, b, a), Standing::Warm);
+        assert_eq!((conns.open(5, |_| Some(1)), conns.open(4, |_| Some(1)), conns.open(5, |_| None)), (1, 0, 0));
         assert_eq!(conns.standing(6, (0, 2), a), Standing::Dead);
         assert_eq!(conns.standing(6, (0, 2), a), Standing::Cold);
         conns.dial(a, b, Err(9));

@@ -70,8 +70,12 @@ pub struct Host {
     pub leaving: bool,
     /// What came while it stood still.
     pub inbox: VecDeque<Event>,
+    /// Whether it is of another mesh than the one that is looked at.
+    pub foreign: bool,
     /// What its wall clock is off by, in milliseconds.
     pub clock: i64,
+    /// By how many milliseconds a second it goes wrong, and since when.
+    pub drift: (f64, Time),
     /// Where it stands.
     pub locality: Locality,
     /// The routing view, and what it is to be built from.
@@ -90,6 +94,16 @@ pub struct Host {
     pub ended: Time,
     /// Whether it tells lies.
     pub lies: bool,
+    /// Whether it ever did.
+    pub ever_lied: bool,
+    /// Whether its present run began with nothing written down.
+    pub blank: bool,
+    /// Whether its last run ended with a goodbye, said while nothing was wrong with it.
+    pub said_goodbye: bool,
+    /// When it last said goodbye; 0: never.
+    pub left_at: Time,
+    /// When it last stood still; 0: never.
+    pub slow_at: Time,
     /// Whether it was ready: joined, with a view, and met the mesh or waited long enough.
     pub ready_since: Option<Time>,
     /// Faults on it now.
@@ -140,7 +154,9 @@ impl Host {
 
     /// The time as this host sees it.
     pub fn now(&self, now: Time) -> Now {
-        let wall = (EPOCH_MS + now / 1_000_000).saturating_add_signed(self.clock);
+        let (rate, since) = self.drift;
+        let drifted = (rate * (now.saturating_sub(since) / 1_000_000) as f64 / 1000.0) as i64;
+        let wall = (EPOCH_MS + now / 1_000_000).saturating_add_signed(self.clock + drifted);
         Now { mono: Mono(now), wall: Wall(wall) }
     }
 

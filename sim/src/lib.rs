@@ -18,13 +18,17 @@ pub mod library;
 pub mod links;
 pub mod log;
 pub mod pick;
+#[cfg(feature = "planted")]
+pub mod planted;
 pub mod play;
 pub mod queue;
 pub mod readout;
 pub mod record;
+pub mod report;
 pub mod scenario;
 pub mod shrink;
 pub mod stats;
 pub mod swarm;
+pub mod terminal;
 pub mod trust;
 pub mod world;

@@ -1,8 +1,11 @@
 //! The command line: play a scenario, draw many, shrink one that fails.
 
+#[cfg(feature = "planted")]
+mod plant;
+
 use std::{
     fs,
-    io::{BufWriter, IsTerminal, Write},
+    io::BufWriter,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -15,16 +18,19 @@ use lanemesh_sim::{
     library::LIBRARY,
     log::Log,
     play::{Options, play},
+    report, say,
     scenario::Scenario,
     shrink::shrink,
     stats::Summary,
     swarm::{Size, draw},
+    terminal::{Progress, print},
 };
 use serde::{Deserialize, Serialize};
 
 /// Chaos for lanemesh's real code, in virtual time, from one seed.
 ///
-/// Exit codes: 0 nothing is wrong; 1 an invariant is violated; 2 the command or a file can't be used.
+/// Exit codes: 0 nothing is wrong; 1 an invariant is violated (`plant`: a fault is not caught); 2 the command or a file can't
+/// be used; 141 the reader of the output has gone (`| head`).
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Cli {
@@ -97,6 +103,10 @@ enum Verb {
         #[arg(long, default_value_t = 200)]
         runs: u32,
     },
+    /// Plants small mistakes into the code under test, to see whether they are found.
+    #[cfg(feature = "planted")]
+    #[command(subcommand)]
+    Plant(plant::Plant),
     /// Measures what membership promises: goal beside what this build does.
     Figures {
         /// Which groups; all, when none is named.
@@ -134,6 +144,9 @@ struct Show {
     /// Every event goes there, not only what nodes report.
     #[arg(long)]
     log_all: bool,
+    /// Writes a page that shows what happened.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// No readout.
     #[arg(long)]
     quiet: bool,
@@ -172,7 +185,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         }
         Verb::Draw { seed, nodes, minutes } => {
             let scenario = draw(seed, Size { nodes, minutes });
-            show(&history(&scenario, seed)?.to_string());
+            print(format_args!("{}", history(&scenario, seed)?));
             Ok(true)
         }
         Verb::Replay { file, show } => {
@@ -180,6 +193,8 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             one(&scenario, seed, &show)
         }
         Verb::Shrink { file, runs } => shorten(&file, runs),
+        #[cfg(feature = "planted")]
+        Verb::Plant(plant) => plant::run(plant),
         Verb::Figures { names, most, trials, seed, node_hours } => {
             measure(&names, figures::Size { most, trials: trials.max(1), seed, node_hours })
         }
@@ -189,7 +204,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             let Some((name, doc)) = found else {
                 bail!("there is no invariant `{invariant}`; there are: {}", invariants::names().join(", "))
             };
-            show(&format!("{name}\n\n{doc}\n"));
+            say!("{name}\n\n{doc}");
             Ok(true)
         }
     }
@@ -201,17 +216,17 @@ fn measure(names: &[String], size: figures::Size) -> anyhow::Result<bool> {
         let known: Vec<&str> = figures::CASES.iter().map(|case| case.name).collect();
         bail!("there are no figures `{unknown}`; there are: {}", known.join(", "));
     }
-    println!("up to {} nodes, {} trials, first seed {}", size.most, size.trials, size.seed);
+    say!("up to {} nodes, {} trials, first seed {}", size.most, size.trials, size.seed);
     let mut missed = 0;
     for case in figures::CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| name == case.name)) {
-        println!("\n{}: {}", case.name, case.about);
+        say!("\n{}: {}", case.name, case.about);
         (case.run)(size, &mut |figure| {
             missed += u32::from(!figure.met);
             let mark = if figure.met { "    " } else { "MISS" };
-            println!("  {mark} {:<62} goal {:<14} ours {}", figure.what, figure.goal, figure.ours);
+            say!("  {mark} {:<62} goal {:<14} ours {}", figure.what, figure.goal, figure.ours);
         });
     }
-    println!("\n{missed} goals missed");
+    say!("\n{missed} goals missed");
     Ok(missed == 0)
 }
 
@@ -224,13 +239,8 @@ fn list() -> anyhow::Result<bool> {
     }
     text += "\ninvariants (`explain` describes them):\n";
     invariants::names().iter().for_each(|name| text += &format!("  {name}\n"));
-    show(&text);
+    print(format_args!("{text}"));
     Ok(true)
-}
-
-/// Prints; a reader that has gone away (`| head`) is no error.
-fn show(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 fn find(name: &str) -> anyhow::Result<Scenario> {
@@ -260,7 +270,7 @@ fn history(scenario: &Scenario, seed: u64) -> anyhow::Result<String> {
 fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
     let mesh = &scenario.mesh;
     if !show.json {
-        println!(
+        say!(
             "scenario {} seed {seed} level {}: {} nodes, {} seeds, {} services, {} requests/s a node, loss {} %, {} + {} s",
             scenario.name,
             scenario.level,
@@ -280,10 +290,19 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
         }
         None => Log::quiet(),
     };
-    let options = Options { log, readout: !show.json && !show.quiet, stop_at_first: false };
+    let readout = !show.json && !show.quiet;
+    let mut bar = Progress::new(!readout);
+    let progress = Box::new(move |done: f64| bar.at(done, "of the virtual time"));
+    let recorder = show.report.is_some().then(|| report::recorder(scenario)).unzip();
+    let watcher = recorder.0.map(|recorder| Box::new(recorder) as _);
+    let options = Options { log, readout, progress: Some(progress), watcher, ..Options::default() };
     let summary = play(scenario, seed, options);
+    if let (Some(file), Some(recording)) = (&show.report, recorder.1) {
+        let page = report::page(scenario, &summary, &recording.borrow());
+        fs::write(file, page).with_context(|| file.display().to_string())?;
+    }
     if show.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        say!("{}", serde_json::to_string(&summary)?);
     } else {
         print_summary(&summary);
     }
@@ -293,53 +312,57 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
 fn print_summary(summary: &Summary) {
     let Summary { members, right, events, requests, failed, slow, moved, fell_back, .. } = summary;
     let converged = summary.converged_after.map_or("never".to_owned(), |s| format!("{s:.0} s after the last fault"));
-    println!("\n{members} members, {right} with a right view; all agree: {converged}");
-    println!(
-        "verdicts on members in contact: {} down, {} doubtful",
-        summary.down_in_contact, summary.doubts_in_contact
-    );
-    println!(
+    say!("\n{members} members, {right} with a right view; all agree: {converged}");
+    say!("verdicts on members in contact: {} down, {} doubtful", summary.down_in_contact, summary.doubts_in_contact);
+    say!(
         "requests: {requests}, {failed} failed {:?}, {slow} slow, {moved} moved, {fell_back} in another lane",
         summary.reasons
     );
-    println!("{} bytes a node and second; {events} events, hash {}", summary.bytes_per_node_second, summary.hash);
+    say!("{} bytes a node and second; {events} events, hash {}", summary.bytes_per_node_second, summary.hash);
     if let Some(network) = &summary.network {
         let Totals { packets, dials, dials_failed, accepted, superseded, evicted, dropped, overflown, .. } = network;
-        println!(
+        say!(
             "network: {packets} packets; {dials} dials, {dials_failed} in vain, {} of silent peers; {accepted} accepted, \
              {superseded} superseded, {evicted} evicted, {} open; {} refused over certificates; {dropped} envelopes dropped, \
              {overflown} packets overflown",
-            network.dials_of_silent, network.connections, network.handshakes_failed
+            network.dials_of_silent,
+            network.connections,
+            network.handshakes_failed
         );
     }
     for violation in &summary.violations {
-        println!(
+        say!(
             "VIOLATION {} ({} times, first at {:.3} s): {}",
-            violation.invariant, violation.times, violation.at, violation.what
+            violation.invariant,
+            violation.times,
+            violation.at,
+            violation.what
         );
     }
     if summary.violations.is_empty() {
-        println!("nothing is wrong");
+        say!("nothing is wrong");
     }
 }
 
 fn swarm((first, last): (u64, u64), size: Size, level: u8, keep: &Path, json: bool) -> anyhow::Result<bool> {
     if !json {
-        println!(
+        say!(
             "swarm of seeds {first}..{last} at level {level}: up to {} nodes, {} virtual minutes each",
-            size.nodes, size.minutes
+            size.nodes,
+            size.minutes
         );
     }
-    let progress = std::io::stderr().is_terminal() && !json;
+    let mut progress = Progress::new(true);
     let mut bad = 0;
     for seed in first..=last {
         let scenario = Scenario { level, ..draw(seed, size) };
+        progress.at((seed - first) as f64 / (last - first + 1) as f64, &format!("seed {seed}, {bad} bad"));
         let summary = play(&scenario, seed, Options::default());
-        if json {
-            println!("{}", serde_json::to_string(&summary)?);
+        if json || !summary.violations.is_empty() {
+            progress.wipe();
         }
-        if progress {
-            eprint!("\r{}/{} seeds, {bad} bad ", seed - first + 1, last - first + 1);
+        if json {
+            say!("{}", serde_json::to_string(&summary)?);
         }
         if summary.violations.is_empty() {
             continue;
@@ -349,32 +372,34 @@ fn swarm((first, last): (u64, u64), size: Size, level: u8, keep: &Path, json: bo
         let file = keep.join(format!("swarm-{seed}.toml"));
         fs::write(&file, history(&scenario, seed)?).with_context(|| file.display().to_string())?;
         if !json {
-            println!("seed {seed}: kept as {}", file.display());
+            say!("seed {seed}: kept as {}", file.display());
             for violation in &summary.violations {
-                println!(
+                say!(
                     "    {} at {:.3} s ({} times): {}",
-                    violation.invariant, violation.at, violation.times, violation.what
+                    violation.invariant,
+                    violation.at,
+                    violation.times,
+                    violation.what
                 );
             }
         }
-        std::io::stdout().flush()?;
     }
     if !json {
-        println!("{} seeds, {bad} with violations", last - first + 1);
+        say!("{} seeds, {bad} with violations", last - first + 1);
     }
     Ok(bad == 0)
 }
 
 fn shorten(file: &Path, runs: u32) -> anyhow::Result<bool> {
     let History { seed, scenario } = read(file)?;
-    println!("shrinking {} with seed {seed}: {} steps", scenario.name, scenario.step.len());
-    let Some(shrunk) = shrink(&scenario, seed, runs, |line| println!("  {line}")) else {
-        println!("nothing is wrong with it");
+    say!("shrinking {} with seed {seed}: {} steps", scenario.name, scenario.step.len());
+    let Some(shrunk) = shrink(&scenario, seed, runs, |line| say!("  {line}")) else {
+        say!("nothing is wrong with it");
         return Ok(true);
     };
     let target = file.with_extension("short.toml");
     fs::write(&target, history(&shrunk.scenario, seed)?).with_context(|| target.display().to_string())?;
-    println!("{} steps after {} runs: {}", shrunk.scenario.step.len(), shrunk.runs, target.display());
+    say!("{} steps after {} runs: {}", shrunk.scenario.step.len(), shrunk.runs, target.display());
     Ok(false)
 }
 

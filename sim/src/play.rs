@@ -11,17 +11,25 @@ pub struct Options {
     pub readout: bool,
     /// Whether the run ends at the first violation.
     pub stop_at_first: bool,
+    /// Called each virtual second with the part that is played, 0 to 1.
+    pub progress: Option<Box<dyn FnMut(f64)>>,
+    /// Looks on as an invariant does.
+    pub watcher: Option<Box<dyn crate::invariants::Invariant>>,
 }
 
 /// Plays a scenario. It must have passed its check.
-pub fn play(scenario: &Scenario, seed: u64, options: Options) -> Summary {
+pub fn play(scenario: &Scenario, seed: u64, mut options: Options) -> Summary {
     let mut world = World::new(scenario.clone(), seed, options.log);
     if options.stop_at_first {
         world.stop_at_first();
     }
+    options.watcher.into_iter().for_each(|watcher| world.watch(watcher));
     let mut readout = Readout::new(options.readout);
     world.play(|world| {
         readout.second(world);
+        if let Some(progress) = &mut options.progress {
+            progress(world.now as f64 / world.end() as f64);
+        }
         note_convergence(world);
     });
     note_convergence(&mut world);
@@ -32,7 +40,8 @@ pub fn play(scenario: &Scenario, seed: u64, options: Options) -> Summary {
 /// Notes since when everybody agrees for good.
 fn note_convergence(world: &mut World) {
     let Some(calm) = world.calm_since else { return };
-    let mut digests = world.hosts.iter().filter(|host| host.is_member()).filter_map(|host| host.node.as_ref());
+    let mut digests =
+        world.hosts.iter().filter(|host| host.is_member() && !host.foreign).filter_map(|host| host.node.as_ref());
     let first = digests.next().map(|node| node.digest());
     // Equal digests are cheap to find; equal and wrong is what `views-converge` looks for.
     let agree = digests.all(|node| Some(node.digest()) == first);

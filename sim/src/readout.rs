@@ -23,7 +23,8 @@
 //!
 //! Letters of steps: `X` crash, `S` start, `J` join, `L` leave, `D` drain, `P` pause, `H` starve (hunger), `O` one-way, `C`
 //! partition (cut), `F` flip-flop, `W` worsen, `T` clock (time), `K` disk, `A` app, `R` roll, `V` an instance gets its version,
-//! `G` policy (grows), `B` rollback (back), `N` churn, `Z` lie, `Q` squat, `M` slow machine.
+//! `G` policy (grows), `B` rollback (back), `N` churn, `Z` lie, `Q` squat, `M` slow machine, `Y` weigh, `U` drift,
+//! `E` withdraw (erase).
 
 use std::fmt::Write;
 
@@ -78,12 +79,13 @@ impl Readout {
         }
         let (requests, bad) = (ended.0 - self.requests.0, ended.1 - self.requests.1);
         let seconds = world.now / SECOND;
-        println!(
+        crate::say!(
             "{seconds:>5} s |{letters}| {:>3}/{} right | {requests:>5} req {bad:>3} bad |{marks}",
-            members.right, members.up
+            members.right,
+            members.up
         );
         for violation in &world.findings.all()[self.violations..] {
-            println!("        VIOLATION {} at {:.3} s: {}", violation.invariant, violation.at, violation.what);
+            crate::say!("        VIOLATION {} at {:.3} s: {}", violation.invariant, violation.at, violation.what);
         }
         self.at = world.now;
         (self.marks, self.requests, self.violations) = (world.stats.marks.len(), ended, world.findings.all().len());
@@ -91,7 +93,7 @@ impl Readout {
 }
 
 /// One letter for a host.
-fn letter(world: &World, host: &Host) -> char {
+pub(crate) fn letter(world: &World, host: &Host) -> char {
     match (&host.node, host.off) {
         (Some(_), _) if !host.is_awake(world.now) => 'p',
         (Some(node), _) if !node.is_member() && !host.leaving => 'j',

@@ -73,6 +73,10 @@ pub struct Mesh {
     pub rate: f64,
     /// Distinct users.
     pub users: u32,
+    /// Share of the requests that come from one user: a hot key.
+    pub hot: f64,
+    /// The last so many hosts are of another mesh under the same authority, and were given this one's seeds.
+    pub foreign: u32,
     /// Timers: `lan` or `wan`.
     pub profile: Profile,
     /// Bytes of tags on each instance record.
@@ -102,6 +106,8 @@ impl Default for Mesh {
             staging: 0.0,
             rate: 2.0,
             users: 200,
+            hot: 0.0,
+            foreign: 0,
             profile: Profile::Lan,
             tag_bytes: 0,
             extra_instances: 0,
@@ -152,10 +158,16 @@ pub enum Do {
     Worsen,
     /// The wall clock jumps by `value` seconds.
     Clock,
+    /// The wall clock goes wrong by `value` ms each second, and is set right after `for`.
+    Drift,
+    /// All instances are taken out of the mesh while their checks go on; after `for` they are announced again.
+    Withdraw,
     /// What is written down is lost (`how = "full"`), damaged (`corrupt`) or as old as now for ever (`stale`).
     Disk,
     /// The application: `how` is `down`, `hang`, `slow` (`value` ms), `fail` (share `value` of 503), `ok`.
     App,
+    /// The instances get weight `value`, and 100 again after `for`.
+    Weigh,
     /// Restarts the applications of `service` one after another with `version`, `every` seconds.
     Roll,
     /// Sets the canary lane of `service` to `value` per cent, asked of the first of `nodes`.
@@ -168,8 +180,15 @@ pub enum Do {
     Slow,
     /// A sidecar of another mesh runs at the address of each of `nodes`, which have ended (level 2).
     Squat,
-    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, or all of them.
+    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, or all of them.
     Lie,
+}
+
+impl Do {
+    /// Whether it takes ways between hosts away.
+    pub fn cuts(self) -> bool {
+        matches!(self, Self::OneWay | Self::Partition | Self::FlipFlop)
+    }
 }
 
 /// Something that happens. Which fields a step uses depends on `do`; others are an error.
@@ -271,6 +290,14 @@ impl Scenario {
         if self.mesh.seeds == 0 || self.mesh.seeds > self.mesh.nodes {
             faults.push(format!("mesh.seeds is {}: at least 1, at most mesh.nodes", self.mesh.seeds));
         }
+        if self.mesh.foreign > 0 && self.level == 2 {
+            faults.push(
+                "mesh.foreign needs level 1: at level 2 `do = \"squat\"` starts a sidecar of another mesh".into(),
+            );
+        }
+        if self.mesh.foreign + self.mesh.seeds > self.mesh.nodes {
+            faults.push(format!("mesh.foreign is {}: the seeds are of this mesh", self.mesh.foreign));
+        }
         if self.mesh.services == 0 || self.mesh.services > 26 {
             faults.push(format!("mesh.services is {}: 1 to 26", self.mesh.services));
         }
@@ -306,6 +333,27 @@ impl Step {
     /// A step of the swarm.
     pub fn new(t: f64, act: Do) -> Self {
         Self { t, act: Act(act), ..Self::default() }
+    }
+
+    /// Whether it has an end of its own, which is worth showing.
+    pub fn lasts_a_while(&self) -> bool {
+        !matches!(self.act.0, Do::Start | Do::Join | Do::Roll | Do::Policy | Do::Rollback | Do::Churn)
+    }
+
+    /// For people: what it does and how, without where and when.
+    pub fn in_words(&self) -> String {
+        let mut words = vec![self.name()];
+        let texts = [&self.what, &self.how, &self.service, &self.version];
+        words.extend(texts.into_iter().flatten().cloned());
+        words.extend(self.value.map(|value| value.to_string()));
+        words.extend(self.count.map(|count| format!("x {count}")));
+        words.join(" ")
+    }
+
+    /// As it is called in a file.
+    fn name(&self) -> String {
+        let text = serde_json::to_string(&self.act).unwrap_or_default();
+        text.trim_matches('"').to_owned()
     }
 
     fn check(&self, of: &Scenario) -> Vec<String> {
@@ -391,13 +439,16 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Clock => (&["nodes", "value"], &["for"], &[]),
         Do::Disk => (&["nodes", "how"], &["for"], &["full", "corrupt", "stale"]),
         Do::App => (&["nodes", "how"], &["for", "value"], &["down", "hang", "slow", "fail", "ok"]),
+        Do::Drift => (&["nodes", "value"], &["for"], &[]),
+        Do::Withdraw => (&["nodes"], &["for"], &[]),
+        Do::Weigh => (&["nodes", "value"], &["for"], &[]),
         Do::Roll => (&["service", "version", "every"], &[], &[]),
         Do::Policy => (&["service", "value"], &["nodes"], &[]),
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
         Do::Slow => (&["nodes", "value"], &["for"], &[]),
         Do::Squat => (&["nodes"], &["for"], &[]),
-        Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage"]),
+        Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service"]),
     }
 }
 

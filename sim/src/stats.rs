@@ -70,6 +70,8 @@ pub struct Stats {
     pub marks: Vec<(Time, char, Vec<u32>)>,
     /// Policies ordered: when, by which host, what.
     pub orders: Vec<(Time, u32, LanePolicy)>,
+    /// The same, each with what its author held before.
+    pub lineage: Vec<crate::invariants::Order>,
     /// When views and digests agreed everywhere for good, after the last fault.
     pub converged: Option<Time>,
     last: FxHashMap<(usize, u32, u32), u32>,

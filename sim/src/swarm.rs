@@ -49,7 +49,13 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
     let mut t = 10.0 + chance.waiting(1.0 / mean);
     while t < seconds - 1.0 {
         let kind = chance.pick(&kinds).copied().unwrap_or(Do::Crash);
-        step.extend(one((t * 1000.0).round() / 1000.0, kind, services, &mut chance));
+        let first = one((t * 1000.0).round() / 1000.0, kind, services, &mut chance);
+        if kind == Do::Policy && chance.hits(0.5) {
+            // Two operators at a time.
+            let other = one(((t + chance.between(0.0, 0.01)) * 1000.0).round() / 1000.0, kind, services, &mut chance);
+            step.extend(other.filter(|other| other.t < seconds));
+        }
+        step.extend(first);
         t += chance.waiting(1.0 / mean);
     }
     Scenario {
@@ -76,13 +82,16 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
     let word = |words: &[&str], chance: &mut Chance| chance.pick(words).map(|word| (*word).to_owned());
     Some(match kind {
         Do::Crash => Step {
+            lasts: lasts.filter(|_| !chance.hits(FOR_GOOD)),
             how: word(&["refused", "silent"], chance),
             what: word(&["pod", "pod", "sidecar", "app"], chance),
             disk,
             address: Some(address.into()),
             ..step
         },
-        Do::Leave => Step { disk, address: Some(address.into()), ..step },
+        Do::Leave => {
+            Step { lasts: lasts.filter(|_| !chance.hits(FOR_GOOD)), disk, address: Some(address.into()), ..step }
+        }
         Do::Pause => Step { what: word(&["sidecar", "pod"], chance), lasts: lasts.map(|s| s.min(20.0)), ..step },
         Do::Starve => {
             Step { run: Some(round(chance.between(0.2, 2.0))), stop: Some(round(chance.between(0.5, 4.0))), ..step }
@@ -131,9 +140,11 @@ fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
             Step { t, act: Act(kind), service, value, ..Step::default() }
         }
         Do::Rollback => Step { t, act: Act(kind), service, ..Step::default() },
-        Do::Lie => step,
+        Do::Weigh => Step { value: chance.pick(&[0.0, 10.0, 50.0, 200.0, 300.0]).copied(), ..step },
+        Do::Lie | Do::Withdraw => step,
+        Do::Drift => Step { value: chance.pick(&[-200.0, -20.0, 20.0, 200.0]).copied(), ..step },
         Do::Drain => step,
-        Do::Join => Step { t, act: Act(kind), count: Some(1), ..Step::default() },
+        Do::Join => Step { t, act: Act(kind), count: Some(1 + chance.below(2) as u32), ..Step::default() },
         Do::Start | Do::Churn | Do::Squat | Do::Slow => return None,
     })
 }
@@ -157,8 +168,13 @@ const KINDS: &[Do] = &[
     Do::Rollback,
     Do::Join,
     Do::Lie,
+    Do::Weigh,
+    Do::Drift,
+    Do::Withdraw,
 ];
 const SWARM: u64 = 50;
+/// Share of those who crash or leave that never come back.
+const FOR_GOOD: f64 = 0.2;
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lanemesh::types::{CertFacts, MeshName, NodeId, PublicKey, ServiceName, Signature, Trust, TrustError, Wall};
+use lanemesh::{
+    types::{CertFacts, MeshName, NodeId, PublicKey, ServiceName, Signature, Trust, TrustError, Wall},
+    wire::{KeyId, key_id},
+};
 use rustc_hash::FxHashSet;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
@@ -49,6 +52,11 @@ impl SimTrust {
     /// An honest node, whose signatures are registered. Its certificate names the mesh, the node and its services.
     pub fn honest(mesh: &str, node: &NodeId, services: &[ServiceName], register: Arc<Register>) -> Self {
         Self { register: Some(register), ..Self::liar(mesh, node, services) }
+    }
+
+    /// By what a node's key is named in statements.
+    pub fn key_id(node: &NodeId) -> KeyId {
+        key_id(&key_of(node))
     }
 
     /// Its work is charged there.

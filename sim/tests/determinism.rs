@@ -61,3 +61,17 @@ fn a_mistake_is_exit_code_2_and_says_what_there_is() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no-false-death"));
 }
+
+#[test]
+fn a_reader_that_goes_away_ends_a_run_quietly() {
+    use std::{io::Read, process::Stdio};
+    for arguments in [&["run", "crash"][..], &["swarm", "--seeds", "1..30", "--nodes", "4", "--minutes", "1", "--json"]]
+    {
+        let mut command = Command::new(SIM);
+        let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdout.take().unwrap().read_exact(&mut [0; 10]).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+        assert_eq!(output.status.code(), Some(lanemesh_sim::terminal::READER_GONE), "{arguments:?}");
+    }
+}

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::{
-    types::{CertFacts, InstanceId, InstanceRecord, LanePolicy, NodeId, ServiceName},
+    types::{CertFacts, InstanceId, InstanceRecord, LanePolicy, NodeId, Planted, ServiceName},
     wire::{EntryKey, KeyId, Kind, Member, Statement},
 };
 
@@ -225,7 +225,7 @@ impl Catalog {
     }
 
     fn is_of_the_living(&self, place: &Place, known: impl Fn(&NodeId) -> bool) -> bool {
-        place.owner().is_none_or(|owner| !self.gone.contains(owner) || known(owner))
+        Planted::DeadToNewcomers.is_on() || place.owner().is_none_or(|owner| !self.gone.contains(owner) || known(owner))
     }
 
     fn in_order(&self, mut places: Vec<&Place>) -> Vec<Statement> {
@@ -316,6 +316,9 @@ impl Catalog {
     /// Notes an entry's present version in the digest.
     pub(super) fn settle(&mut self, place: Place, statement: &Statement) {
         let (key, version) = (place.key(), xxh3_64(&statement.body));
+        if Planted::PoliciesNotSynced.is_on() && matches!(place, Place::Policy(_)) {
+            return;
+        }
         self.unsettle(&place);
         if self.counts(&place) {
             self.digest = self.digest.wrapping_add(weigh(key, version));

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::types::{
-    AnonymousRule, BucketScheme, EmptyLaneRule, Lane, LanePolicy, LaneRule, PolicyFault, PolicyVersion, ServiceName,
-    SubjectSource, Wall,
+    AnonymousRule, BucketScheme, EmptyLaneRule, Lane, LanePolicy, LaneRule, Planted, PolicyFault, PolicyVersion,
+    ServiceName, SubjectSource, Wall,
 };
 
 /// Points by which a lane may grow without `force` and a reason, in basis points.
@@ -178,6 +178,10 @@ impl PolicyChange {
             return Err(ChangeFault::BigRaise { lane: lane.clone(), by: raise.div_ceil(100) });
         }
         let others = || policy.lanes.iter().filter(|(other, rule)| *other != lane && rule.size > 0);
+        let before = match Planted::RaiseMoves.is_on() {
+            true => LaneRule { start: (before.start + before.size).min(10_000 - size), ..before },
+            false => before,
+        };
         let fresh = before.size == 0 && before.start == 0;
         let start =
             if fresh { others().map(|(_, rule)| rule.start + rule.size).max().unwrap_or(0) } else { before.start };
@@ -205,7 +209,8 @@ pub fn rollback(
     wall: Wall,
 ) -> LanePolicy {
     let mut policy = held.cloned().unwrap_or_else(|| first(service));
-    policy.version = next_version(held.map(|policy| &policy.version), 1, author, wall);
+    let seen = held.map(|policy| &policy.version);
+    policy.version = next_version(seen, u64::from(!Planted::RollbackSameEpoch.is_on()), author, wall);
     clear(&mut policy);
     reason.clone_into(&mut policy.reason);
     policy.set_at = wall;

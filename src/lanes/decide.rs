@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{BUCKETS, Bucket, Prefix};
-use crate::types::{AnonymousRule, Lane, LanePolicy};
+use crate::types::{AnonymousRule, Lane, LanePolicy, Planted};
 
 /// A policy made ready for the request path: prefix absorbed, lists hashed, ranges sorted.
 pub struct CompiledPolicy {
@@ -134,7 +134,9 @@ impl CompiledPolicy {
             }
         }
         ranges.sort_by_key(|range| range.start);
-        let prefix = Prefix::new(policy.scheme, &policy.salt, &policy.experiment);
+        let planted = Planted::BucketByVersion.is_on().then(|| policy.version.clock.to_string());
+        let salt = planted.as_deref().unwrap_or(&policy.salt);
+        let prefix = Prefix::new(policy.scheme, salt, &policy.experiment);
         Self { policy, prefix, lanes, ranges, listed }
     }
 
@@ -176,6 +178,7 @@ impl CompiledPolicy {
 
     fn bucket(&self, subject: Option<&str>, random: u64) -> Option<Bucket> {
         match (subject, self.policy.anonymous) {
+            (Some(_), _) if Planted::LaneByDice.is_on() => Some((random % u64::from(BUCKETS)) as Bucket),
             (Some(subject), _) => Some(self.prefix.bucket(subject.as_bytes())),
             (None, AnonymousRule::Request) => Some((random % u64::from(BUCKETS)) as Bucket),
             (None, AnonymousRule::Stable) => None,

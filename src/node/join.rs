@@ -11,7 +11,7 @@ use rand::RngExt;
 
 use super::{DialError, Event, Node, Now, Output, Phase, Spread, sync::Purpose};
 use crate::{
-    types::{MemberState, Mono, NodeId},
+    types::{MemberState, Mono, NodeId, Planted},
     wire::{Namesake, SyncRequest},
 };
 
@@ -210,7 +210,8 @@ impl Node {
                 return;
             }
             Err(DialError::OwnName | DialError::Other(_)) => {
-                seed.next = now.mono + seed.pause.mul_f64(jitter);
+                let pause = if Planted::SeedsOnce.is_on() { super::FORGET_AFTER } else { seed.pause };
+                seed.next = now.mono + pause.mul_f64(jitter);
                 seed.pause = (seed.pause * 2).min(LONGEST_PAUSE);
             }
         }
@@ -240,6 +241,9 @@ impl Node {
     /// generation; one that answers elsewhere keeps the name.
     pub(super) fn namesake(&mut self, now: Now, namesake: Namesake) {
         if namesake.nonce == self.nonce || namesake.generation < self.generation || self.phase == Phase::Refused {
+            return;
+        }
+        if Planted::GenerationNotRaised.is_on() {
             return;
         }
         if namesake.addr == self.config.addr {

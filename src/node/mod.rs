@@ -35,7 +35,7 @@ use rand_pcg::Pcg64;
 
 use crate::{
     catalog::Catalog,
-    types::{Drain, InstanceId, InstanceRecord, MemberState, Mono, NodeId, Trust},
+    types::{Drain, InstanceId, InstanceRecord, MemberState, Mono, NodeId, Planted, Trust},
     wire::{Body, Envelope, Frame, KeyId, Kind, Statement, key_id},
 };
 
@@ -101,7 +101,8 @@ impl Node {
         let facts = trust.check_certificate(trust.own_certificate(), now.wall)?;
         let key = key_id(&facts.key);
         let mut rng = Pcg64::seed_from_u64(config.seed);
-        let (nonce, generation) = (rng.next_u64(), stored.generation.saturating_add(1));
+        let (nonce, generation) =
+            (rng.next_u64(), stored.generation.saturating_add(u64::from(!Planted::GenerationNotRaised.is_on())));
         let membership =
             Membership::new(config.membership.clone(), config.node.clone(), generation, key, rng.next_u64(), now.mono);
         let mut node = Self {
@@ -387,7 +388,9 @@ impl Node {
             Action::Changed { node, state } => {
                 self.note_gone(&node);
                 let urgency = if state == MemberState::Alive { view::Urgency::Coalesced } else { view::Urgency::Now };
-                self.view.changed(urgency);
+                if !Planted::DeathUnseen.is_on() {
+                    self.view.changed(urgency);
+                }
                 self.event(Event::Member { node, state });
             }
             Action::Report(text) => self.event(Event::Report(text)),
@@ -453,7 +456,7 @@ impl Node {
             .catalog
             .members()
             .filter(|(node, _)| {
-                self.membership.gone_since(node).is_some_and(|since| now.mono.since(since) > FORGET_AFTER)
+                self.membership.gone_since(node).is_some_and(|since| now.mono.since(since) > forget_after())
             })
             .map(|(node, entry)| (node.clone(), entry.member.generation))
             .collect();
@@ -464,6 +467,15 @@ impl Node {
             self.view.changed(view::Urgency::Coalesced);
             self.touch(now);
         }
+    }
+}
+
+/// How long the gone are remembered.
+fn forget_after() -> Duration {
+    match (Planted::ForgetTombstones.is_on(), Planted::NeverForget.is_on()) {
+        (true, _) => Duration::ZERO,
+        (_, true) => FORGET_AFTER * 1000,
+        _ => FORGET_AFTER,
     }
 }
 

@@ -7,7 +7,7 @@ use rand::RngExt;
 
 use super::{DialError, Node, Now, Output, Phase};
 use crate::{
-    types::{Mono, NodeId},
+    types::{Mono, NodeId, Planted},
     wire::{Namesake, SyncReply, SyncRequest},
 };
 
@@ -104,7 +104,7 @@ impl Node {
 
     /// Opens a sync with a known member, unless one is under way.
     pub(super) fn open_sync(&mut self, now: Now, with: &NodeId) {
-        if self.syncs.with(with) || self.phase != Phase::Member {
+        if self.syncs.with(with) || self.phase != Phase::Member || Planted::NoAntiEntropy.is_on() {
             return;
         }
         let Some(addr) = self.catalog.member(with).map(|entry| entry.member.addr) else { return };

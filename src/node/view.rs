@@ -14,7 +14,7 @@ use std::{
 use crate::{
     catalog::Catalog,
     routing::{Candidate, CandidateTable},
-    types::{Health, InstanceId, InstanceRecord, MemberState, Mono, NodeId, ServiceName},
+    types::{Health, InstanceId, InstanceRecord, MemberState, Mono, NodeId, Planted, ServiceName},
 };
 
 use super::Membership;
@@ -185,7 +185,7 @@ impl View {
             }
         }
         flap.routable = routable;
-        let held = routable && now < flap.held_until;
+        let held = routable && now < flap.held_until && !Planted::FlapsNotHeld.is_on();
         if held {
             self.held_until = Some(self.held_until.map_or(flap.held_until, |at| at.min(flap.held_until)));
         }

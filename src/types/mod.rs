@@ -4,12 +4,16 @@
 //! Not here: merging (`catalog`), encoding (`wire`), deciding (`lanes`, `routing`).
 
 mod id;
+mod planted;
 mod policy;
 mod record;
 mod time;
 mod trust;
 
 pub use id::{Env, InstanceId, Lane, MeshName, NameError, NodeId, Region, ServiceName, VersionName, Zone};
+pub use planted::Planted;
+#[cfg(feature = "planted")]
+pub use planted::plant;
 pub use policy::{
     AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, LanePolicy, LaneRule, PolicyFault,
     PolicyVersion, SubjectPart, SubjectSource,

@@ -19,7 +19,11 @@ impl Invariant for Check {
 
     fn end(&mut self, world: &World, found: &mut Findings) {
         let mut digests: BTreeMap<(u64, u64), Vec<&str>> = BTreeMap::new();
-        for host in world.hosts.iter().filter(|host| host.is_member() && host.started + 20 * SECOND <= world.now) {
+        for host in world
+            .hosts
+            .iter()
+            .filter(|host| host.is_member() && !host.foreign && host.started + 20 * SECOND <= world.now)
+        {
             if let Some(node) = &host.node {
                 let key = (node.catalog().digest(), node.membership().digest());
                 digests.entry(key).or_default().push(host.id.as_str());

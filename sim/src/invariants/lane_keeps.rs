@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lanemesh::types::PolicyVersion;
+use lanemesh::{routing::MethodClass, types::PolicyVersion};
 
 use super::{Findings, Invariant};
 use crate::world::{Flight, World};
@@ -10,7 +10,7 @@ use crate::world::{Flight, World};
 pub const NAME: &str = "lane-keeps";
 pub const DOC: &str = "Under one version of a service's policy a subject is decided into the same lane by every sidecar, at every \
 time, whatever happens to instances and members. And what is served outside the decided lane is so only because the \
-decision says why (REQUIREMENTS L1, L7, R1, S3).";
+decision says why, and the method is safe (REQUIREMENTS L1, L7, R1, S3).";
 
 /// Service, user, policy.
 type Key = (usize, u32, Option<PolicyVersion>);
@@ -39,6 +39,11 @@ impl Invariant for Check {
         let served = flight.decision.served_lane(view).map(|lane| lane.name.to_string());
         let target = flight.decision.target(view);
         let crossed = target.is_some_and(|entry| Some(entry.record.lane.as_str()) != served.as_deref());
+        // The policies of a simulation leave the rule for empty lanes as it is: only safe methods fall back.
+        let forbidden = flight.class != MethodClass::Safe && served.as_ref().is_some_and(|served| *served != lane);
+        if forbidden {
+            found.add(NAME, format!("a {:?} request of {} leaves its lane {lane}", flight.class, view.name));
+        }
         let silent = served.is_some_and(|served| served != lane) && flight.decision.fallback.is_none();
         if crossed || silent {
             found.add(NAME, format!("a request of {} leaves its lane {lane} without saying why", view.name));

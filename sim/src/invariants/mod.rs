@@ -8,13 +8,27 @@ mod digests_agree;
 mod drained_gets_nothing;
 mod env_never_crossed;
 mod few_keys_move;
+mod flappers_are_held;
+mod gone_are_remembered;
+mod goodbye_is_heard;
 mod lane_keeps;
+mod meshes_stay_apart;
 mod names_are_free;
+mod newcomers_meet_the_living;
 mod no_false_death;
+mod one_word_is_not_enough;
+mod only_listed_services;
 mod only_owners_words;
+mod other_instance_first;
 mod policy_spreads;
+mod raises_only_add;
+mod requests_end;
 mod ring_is_pure;
+mod rollbacks_stand;
 mod safe_requests_succeed;
+mod sent_as_often_as_it_may;
+mod shares_follow_weights;
+mod unwell_judge_nobody;
 mod view_follows;
 mod views_converge;
 
@@ -23,6 +37,8 @@ use lanemesh::{
     types::MemberState,
 };
 use serde::Serialize;
+
+pub use self::rollbacks_stand::Order;
 
 use crate::{
     queue::{SECOND, Time},
@@ -122,14 +138,32 @@ pub const ALL: &[(&str, &str)] = &[
     (drained_gets_nothing::NAME, drained_gets_nothing::DOC),
     (lane_keeps::NAME, lane_keeps::DOC),
     (env_never_crossed::NAME, env_never_crossed::DOC),
+    (rollbacks_stand::NAME, rollbacks_stand::DOC),
     (safe_requests_succeed::NAME, safe_requests_succeed::DOC),
     (policy_spreads::NAME, policy_spreads::DOC),
     (only_owners_words::NAME, only_owners_words::DOC),
+    (meshes_stay_apart::NAME, meshes_stay_apart::DOC),
     (names_are_free::NAME, names_are_free::DOC),
     (bounded::NAME, bounded::DOC),
+    (flappers_are_held::NAME, flappers_are_held::DOC),
+    (gone_are_remembered::NAME, gone_are_remembered::DOC),
+    (goodbye_is_heard::NAME, goodbye_is_heard::DOC),
+    (newcomers_meet_the_living::NAME, newcomers_meet_the_living::DOC),
+    (one_word_is_not_enough::NAME, one_word_is_not_enough::DOC),
+    (only_listed_services::NAME, only_listed_services::DOC),
+    (other_instance_first::NAME, other_instance_first::DOC),
+    (raises_only_add::NAME, raises_only_add::DOC),
+    (requests_end::NAME, requests_end::DOC),
+    (sent_as_often_as_it_may::NAME, sent_as_often_as_it_may::DOC),
+    (shares_follow_weights::NAME, shares_follow_weights::DOC),
+    (unwell_judge_nobody::NAME, unwell_judge_nobody::DOC),
     (
         "node-rests",
         "A node's timers never come up more than 2,000 times in one virtual second: a deadline in the past that stays there would be a loop without an end in life.",
+    ),
+    (
+        "no-storm",
+        "No more than 20,000 events, and 5,000 for each host, happen in one virtual second: answers that make answers would never end. The run ends there.",
     ),
     ("node-starts", "A node starts with whatever its disk holds, damaged or old, and can announce its instances."),
 ];
@@ -151,11 +185,25 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(drained_gets_nothing::Check),
         Box::new(lane_keeps::Check::default()),
         Box::new(env_never_crossed::Check),
+        Box::new(rollbacks_stand::Check),
         Box::new(safe_requests_succeed::Check),
         Box::new(policy_spreads::Check::default()),
         Box::new(only_owners_words::Check),
+        Box::new(meshes_stay_apart::Check),
         Box::new(names_are_free::Check),
         Box::new(bounded::Check::default()),
+        Box::new(flappers_are_held::Check::default()),
+        Box::new(gone_are_remembered::Check::default()),
+        Box::new(goodbye_is_heard::Check),
+        Box::new(newcomers_meet_the_living::Check),
+        Box::new(one_word_is_not_enough::Check),
+        Box::new(only_listed_services::Check),
+        Box::new(other_instance_first::Check),
+        Box::new(raises_only_add::Check::default()),
+        Box::new(requests_end::Check),
+        Box::new(sent_as_often_as_it_may::Check),
+        Box::new(shares_follow_weights::Check),
+        Box::new(unwell_judge_nobody::Check),
     ];
     all.into_iter().filter(|check| !scenario.allow.contains_key(check.name())).collect()
 }

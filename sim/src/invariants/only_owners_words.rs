@@ -1,6 +1,6 @@
 //! Nobody believes what its owner never said.
 
-use lanemesh::wire::Statement;
+use lanemesh::wire::{Body, Statement};
 
 use super::{Findings, Invariant};
 use crate::world::World;
@@ -31,6 +31,11 @@ impl Invariant for Check {
 fn look(world: &World, host: usize, found: &mut Findings) {
     let Some(node) = &world.hosts[host].node else { return };
     for statement in node.catalog().statements() {
+        let speaker = Body::decode(&statement).map(|body| body.speaker().to_owned());
+        if speaker.as_deref() != Ok(statement.signer.as_str()) {
+            let text = format!("{} holds what {} says of {speaker:?}", world.hosts[host].id, statement.signer);
+            found.add(NAME, text);
+        }
         let lied = world.host_of(&statement.signer).is_some_and(|signer| ever_lied(world, signer));
         let message = Statement::message(statement.kind, &statement.body);
         if !lied && !world.register.was_said(&statement.signer, &message) {

@@ -52,9 +52,10 @@ impl Invariant for Check {
         }
         let Some(view) = flight.snapshot.service(world.services[flight.service].as_str()) else { return };
         let decided = &view.decided(&flight.decision.lane).name;
-        // An empty canary falls back to stable for safe methods; stable does not fall into canary.
-        let canary = (decided.as_str() == "canary").then_some(true);
-        let wanted = if canary.is_some() { None } else { Some(false) };
+        // An empty canary falls back to stable for safe methods; one that is not empty is never left, and stable does not
+        // fall into canary.
+        let canary = decided.as_str() == "canary";
+        let wanted = (!canary || flight.decision.fallback.is_none()).then_some(canary);
         if let Some(who) = candidate(world, flight.at.host, flight.service, wanted, flight.begun) {
             let host = &world.hosts[flight.at.host as usize].id;
             let tries: Vec<String> =
@@ -94,6 +95,7 @@ fn candidate(world: &World, from: u32, service: usize, canary: Option<bool>, sin
             app.service == service
                 && canary.is_none_or(|canary| app.canary == canary)
                 && app.drained.is_none()
+                && app.weight > 0
                 && app.well_since.is_some_and(|well| well + SPREAD <= since)
         })
         .map(|app| app.id.to_string())

@@ -59,6 +59,7 @@ impl Check {
                     c.record.id == record.id
                         && c.record.owner == record.owner
                         && c.record.drain.is_none()
+                        && c.record.weight > 0
                         && c.record.health != Health::Critical
                         && matches!(c.owner, MemberState::Alive | MemberState::Doubtful)
                 }),

@@ -46,6 +46,7 @@ impl World {
         let index = self.hosts.len() as u32;
         let id = NodeId::new(&name.unwrap_or_else(|| format!("n{index}"))).expect("a valid name");
         let mesh = &self.scenario.mesh;
+        let foreign = index < mesh.nodes && index >= mesh.nodes - mesh.foreign;
         let cpu = self.scenario.cpu();
         let mut chance = self.chance(&[HOST, u64::from(index)]);
         let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
@@ -74,7 +75,9 @@ impl World {
             frozen: false,
             leaving: false,
             inbox: VecDeque::new(),
+            foreign,
             clock: 0,
+            drift: (0.0, 0),
             builder: Builder::new(locality.clone()),
             locality,
             snapshot: Arc::new(Snapshot::empty()),
@@ -84,6 +87,11 @@ impl World {
             started: 0,
             ended: 0,
             lies: false,
+            ever_lied: false,
+            blank: true,
+            said_goodbye: false,
+            left_at: 0,
+            slow_at: 0,
             ready_since: None,
             trouble: 0,
             clean_since: 0,
@@ -115,6 +123,8 @@ impl World {
         }
         self.hosts[at].addr = addr;
         self.hosts[at].epoch += 1;
+        self.hosts[at].blank = self.hosts[at].stored.is_none();
+        self.hosts[at].said_goodbye = false;
         self.start_real(host, with_disk);
         let Some(node) = self.new_node(host) else { return };
         let (now, run) = (self.now, self.hosts[at].run());
@@ -138,6 +148,7 @@ impl World {
         let mut chance = self.chance(&[BOOT, u64::from(host), u64::from(run.epoch)]);
         for app in 0..self.hosts[at].apps.len() {
             self.hosts[at].apps[app].gate = new_gate();
+            self.hosts[at].apps[app].withdrawn = false;
             self.start_app(host, app as u8, seconds(chance.between(0.05, 0.4)));
             self.after(seconds(chance.between(0.01, 0.1)), Event::Check { at: run, app: app as u8 });
         }
@@ -150,7 +161,7 @@ impl World {
 
     fn new_node(&mut self, host: u32) -> Option<Node> {
         let entry = &self.hosts[host as usize];
-        let services: Vec<_> = self.services.clone();
+        let services = self.certified(host);
         let membership = match self.scenario.mesh.profile {
             Profile::Lan => MembershipConfig::lan(),
             Profile::Wan => MembershipConfig::wan(),
@@ -163,8 +174,9 @@ impl World {
             coalesce: COALESCE,
             seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
         };
+        let mesh = if entry.foreign { OTHER_MESH } else { MESH };
         let trust = self.real_trust(host, true).unwrap_or_else(|| {
-            Arc::new(SimTrust::honest(MESH, &entry.id, &services, self.register.clone()).on(entry.cpu.clone()))
+            Arc::new(SimTrust::honest(mesh, &entry.id, &services, self.register.clone()).on(entry.cpu.clone()))
         });
         match Node::new(config, trust, entry.load(), entry.now(self.now)) {
             Ok(node) => Some(node),
@@ -175,7 +187,14 @@ impl World {
         }
     }
 
-    fn announce_all(&mut self, host: u32) {
+    /// Services that a host's certificate lists: those of its applications.
+    pub fn certified(&self, host: u32) -> Vec<lanemesh::types::ServiceName> {
+        let served = self.hosts[host as usize].apps.iter().map(|app| app.service);
+        let served: std::collections::BTreeSet<usize> = served.collect();
+        served.into_iter().map(|service| self.services[service].clone()).collect()
+    }
+
+    pub(super) fn announce_all(&mut self, host: u32) {
         let specs: Vec<InstanceSpec> = self.hosts[host as usize].apps.iter().map(|app| self.spec(host, app)).collect();
         let entry = &mut self.hosts[host as usize];
         let now = entry.now(self.now);
@@ -203,7 +222,7 @@ impl World {
             zone: entry.locality.zone.clone(),
             version: VersionName::new(&app.version).expect("a valid version"),
             lane: if app.canary { Lane::new("canary").expect("a valid name") } else { Lane::stable() },
-            weight: 100,
+            weight: app.weight,
             tags,
             capacity: None,
         }
@@ -224,6 +243,7 @@ impl World {
         if !self.hosts.iter().any(|host| host.is_member()) {
             // Nobody is left; what they held may be gone with their disks.
             self.stats.orders.clear();
+            self.stats.lineage.clear();
         }
         self.end_real(run, why);
         self.islands_changed();
@@ -231,7 +251,11 @@ impl World {
 
     /// The configured seeds' addresses now; their names are looked up again every 5 s.
     pub(super) fn resolve_seeds(&mut self, run: Run) {
-        self.feed(run.host, Input::Seeds(self.seeds()));
+        let foreign = self.hosts[run.host as usize].foreign;
+        // Another mesh was given these, and knows some of its own.
+        let of_other = self.hosts.iter().filter(|host| foreign && host.foreign).take(3).map(|host| host.addr);
+        let seeds = self.seeds().into_iter().chain(of_other).collect();
+        self.feed(run.host, Input::Seeds(seeds));
         self.after(5 * SECOND, Event::Seeds(run));
     }
 
@@ -267,6 +291,7 @@ impl World {
             return;
         }
         entry.paused = Some(until);
+        entry.slow_at = entry.slow_at.max(until);
         entry.frozen |= with_apps;
         let run = entry.run();
         self.queue.plan(until, Event::Resume(run));
@@ -274,7 +299,7 @@ impl World {
 }
 
 /// Rise and fall as the configuration's defaults have them.
-fn new_gate() -> Gate {
+pub(super) fn new_gate() -> Gate {
     Gate::new(2, 2)
 }
 
@@ -296,6 +321,8 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         mood: Mood::Well,
         drained: None,
         well_since: None,
+        weight: 100,
+        withdrawn: false,
         gate: new_gate(),
     }
 }
@@ -314,6 +341,7 @@ pub(super) fn host_at(ip: Ipv4Addr, hosts: &[Host]) -> Option<u32> {
 }
 
 pub(super) const MESH: &str = "sim";
+const OTHER_MESH: &str = "other";
 const GOSSIP_PORT: u16 = 7946;
 /// Port of a host's first application.
 pub(super) const FIRST_PORT: u16 = 8000;

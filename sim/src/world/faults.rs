@@ -2,13 +2,14 @@
 
 use lanemesh::{
     lanes::PolicyChange,
-    types::{Lane, ServiceName},
+    types::{Lane, LanePolicy, PolicyVersion, ServiceName},
 };
 
-use super::World;
+use super::{SETTLED, World, boot::new_gate};
 use crate::{
     app::Mood,
     host::{Disk, Off},
+    invariants::Order,
     pick::Pick,
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
     scenario::{Do, Step},
@@ -29,6 +30,13 @@ pub struct Fault {
     pub ended: Option<Time>,
     /// Whether a flip-flop is on.
     pub on: bool,
+}
+
+impl Fault {
+    /// Whether a host is on one of its sides.
+    pub fn touches(&self, host: u32) -> bool {
+        self.hosts.contains(&host) || self.to.contains(&host)
+    }
 }
 
 impl World {
@@ -95,6 +103,8 @@ impl World {
                 let by = (step.value.unwrap_or(0.0) * 1000.0) as i64;
                 self.hosts[at].clock += by;
             }
+            Do::Drift => self.hosts[at].drift = (step.value.unwrap_or(0.0), self.now),
+            Do::Withdraw => self.withdraw(host),
             Do::Disk => match step.how.as_deref() {
                 Some("full") => self.hosts[at].disk = Disk::Full,
                 Some("stale") => self.hosts[at].disk = Disk::Stale,
@@ -103,9 +113,11 @@ impl World {
             Do::App => self.set_mood(step, host),
             Do::Lie => {
                 self.hosts[at].lies = true;
+                self.hosts[at].ever_lied = true;
                 self.after(MILLI, Event::Part { step: index, part: host });
             }
             Do::Worsen => self.trouble(host),
+            Do::Weigh => self.weigh(host, step.value.unwrap_or(100.0) as u16),
             Do::Squat => self.squat(host),
             Do::Slow => {
                 self.trouble(host);
@@ -184,9 +196,12 @@ impl World {
             Do::Drain => self.drain_apps(host, false),
             Do::Pause | Do::Starve | Do::Worsen => self.relieve(host),
             Do::Clock => self.hosts[at].clock -= (step.value.unwrap_or(0.0) * 1000.0) as i64,
+            Do::Drift => self.hosts[at].drift = (0.0, self.now),
+            Do::Withdraw => self.announce_again(host),
             Do::Disk => self.hosts[at].disk = Disk::Works,
             Do::App => self.app_well_again(host),
             Do::Lie => self.hosts[at].lies = false,
+            Do::Weigh => self.weigh(host, 100),
             Do::Squat => self.end_squat(host),
             Do::Slow => {
                 self.hosts[at].cpu.slow_down(self.scenario.cpu());
@@ -199,7 +214,8 @@ impl World {
     /// All faults end. Clocks and what was ordered stay as they are.
     fn calm(&mut self) {
         for index in 0..self.scenario.step.len() as u32 {
-            let ends = !matches!(self.scenario.step[index as usize].act.0, Do::Drain | Do::Clock | Do::Leave);
+            let ends =
+                !matches!(self.scenario.step[index as usize].act.0, Do::Drain | Do::Clock | Do::Leave | Do::Withdraw);
             if ends {
                 self.finish(index);
             }
@@ -267,8 +283,12 @@ impl World {
     fn leave(&mut self, host: u32) {
         let entry = &mut self.hosts[host as usize];
         let now = entry.now(self.now);
+        let well = entry.is_clean(self.now, SETTLED) && entry.is_awake(self.now) && entry.island.is_some();
+        let settled = entry.island_since + SETTLED <= self.now && entry.ready_since.is_some();
         let Some(node) = &mut entry.node else { return };
         entry.leaving = true;
+        entry.said_goodbye = well && settled;
+        entry.left_at = self.now;
         // A host without instances has nothing to drain.
         let _ = node.drain(now, &[], lanemesh::node::SHUTDOWN, "", None);
         node.leave(now);
@@ -277,6 +297,54 @@ impl World {
         let run = entry.run();
         self.drain(host);
         self.after(SECOND, Event::Starve { at: run, fault: GONE });
+    }
+
+    fn withdraw(&mut self, host: u32) {
+        let at = self.now;
+        let entry = &mut self.hosts[host as usize];
+        let now = entry.now(at);
+        let Some(node) = &mut entry.node else { return };
+        for app in &mut entry.apps {
+            // Whoever is leaving takes no orders; whoever was withdrawn stays so.
+            if node.withdraw(now, &app.id).is_ok() {
+                (app.drained, app.withdrawn) = (Some(at), true);
+            }
+        }
+        self.drain(host);
+    }
+
+    fn announce_again(&mut self, host: u32) {
+        let entry = &mut self.hosts[host as usize];
+        if !entry.is_up() || entry.leaving {
+            return;
+        }
+        let at = self.now;
+        for app in entry.apps.iter_mut().filter(|app| app.withdrawn) {
+            (app.drained, app.withdrawn) = (None, false);
+            // Passing only after its checks have said so again.
+            app.gate = new_gate();
+            app.well_since = app.is_well().then_some(at);
+        }
+        self.announce_all(host);
+        self.drain(host);
+    }
+
+    fn weigh(&mut self, host: u32, weight: u16) {
+        let at = self.now;
+        let entry = &mut self.hosts[host as usize];
+        let now = entry.now(at);
+        for app in 0..entry.apps.len() {
+            let state = &mut entry.apps[app];
+            state.weight = weight;
+            // Back in rotation only since now.
+            state.well_since = state.is_well().then_some(at);
+            let change = lanemesh::node::InstanceChange { weight: Some(weight), ..Default::default() };
+            if let Some(node) = &mut entry.node {
+                // A node that is leaving takes no orders.
+                let _ = node.change_instance(now, &state.id, change);
+            }
+        }
+        self.drain(host);
     }
 
     fn drain_apps(&mut self, host: u32, on: bool) {
@@ -426,11 +494,18 @@ impl World {
         let entry = &mut self.hosts[*host as usize];
         let now = entry.now(self.now);
         let Some(node) = &mut entry.node else { return };
+        let base = node.catalog().policy(&service).map(|entry| entry.policy.version.clone());
         match node.set_policy(now, &service, &change) {
-            Ok(policy) => self.stats.orders.push((self.now, *host, policy)),
+            Ok(policy) => self.ordered(*host, policy, base, false),
             Err(error) => self.log.note(self.now, || format!("policy refused: {error}")),
         }
         self.drain(*host);
+    }
+
+    fn ordered(&mut self, by: u32, policy: LanePolicy, base: Option<PolicyVersion>, rollback: bool) {
+        let (service, version) = (policy.service.clone(), policy.version.clone());
+        self.stats.lineage.push(Order { service, version, base, rollback });
+        self.stats.orders.push((self.now, by, policy));
     }
 
     fn roll_back(&mut self, step: &Step, hosts: &[u32]) {
@@ -438,8 +513,9 @@ impl World {
         let entry = &mut self.hosts[*host as usize];
         let now = entry.now(self.now);
         let Some(node) = &mut entry.node else { return };
+        let base = node.catalog().policy(&service).map(|entry| entry.policy.version.clone());
         match node.rollback(now, &service, "the scenario says so") {
-            Ok(policy) => self.stats.orders.push((self.now, *host, policy)),
+            Ok(policy) => self.ordered(*host, policy, base, true),
             Err(error) => self.log.note(self.now, || format!("rollback refused: {error}")),
         }
         self.drain(*host);
@@ -468,6 +544,9 @@ pub fn letter(act: Do) -> char {
         Do::Rollback => 'B',
         Do::Churn => 'N',
         Do::Lie => 'Z',
+        Do::Weigh => 'Y',
+        Do::Drift => 'U',
+        Do::Withdraw => 'E',
         Do::Squat => 'Q',
         Do::Slow => 'M',
     }

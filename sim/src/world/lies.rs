@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lanemesh::{
-    types::{Health, InstanceRecord, NodeId},
+    types::{Health, InstanceId, InstanceRecord, NodeId, ServiceName},
     wire::{Accusation, Alive, Body, Ctl, Envelope, Evidence, Frame, Kind, Left, Member, Statement, key_id},
 };
 
@@ -47,7 +47,7 @@ impl World {
         let (Some(victim), Some(listener)) = (chance.pick(&there).copied(), chance.pick(&there).copied()) else {
             return liar;
         };
-        let kinds = ["death", "record", "generation", "replay", "garbage"];
+        let kinds = ["death", "record", "generation", "replay", "garbage", "service"];
         let kind = step.how.as_deref().or_else(|| chance.pick(&kinds).copied()).unwrap_or("death");
         let bytes = if kind == "garbage" {
             (0..chance.below(300)).map(|_| chance.next() as u8).collect()
@@ -64,11 +64,16 @@ impl World {
         let (own, other) = (&self.hosts[liar as usize], &self.hosts[victim as usize]);
         let generation = other.node.as_ref().map_or(1, |node| node.generation());
         let incarnation = other.node.as_ref().map_or(0, |node| node.membership().incarnation());
-        let trust =
-            self.real_trust(liar, false).unwrap_or_else(|| Arc::new(SimTrust::liar(MESH, &own.id, &self.services)));
+        let trust = self
+            .real_trust(liar, false)
+            .unwrap_or_else(|| Arc::new(SimTrust::liar(MESH, &own.id, &self.certified(liar))));
         let key =
             trust.check_certificate(trust.own_certificate(), own.now(self.now).wall).map_or(0, |f| key_id(&f.key));
+        let theirs = SimTrust::key_id(&other.id);
+        let as_them = chance.hits(0.5);
         let say = |body: &Body, signer: &NodeId| {
+            // Whose key a statement claims is free to say; the signature is the liar's all the same.
+            let key = if as_them && *signer != own.id { theirs } else { key };
             let certified = matches!(body.kind(), Kind::Member | Kind::Policy);
             Frame::Statement(Statement::sign(&*trust, signer, key, body.kind(), body.encode(), certified))
         };
@@ -106,6 +111,14 @@ impl World {
                     ..record
                 };
                 vec![say(&Body::Instance(forged.clone()), &it), say(&Body::Instance(forged), &me)]
+            }
+            "service" => {
+                // Its own instance, of a service that its certificate does not list.
+                let held = own.node.as_ref().and_then(|node| node.own_instances().next().cloned());
+                let Some(record) = held else { return Vec::new() };
+                let id = InstanceId::new("vault-0").expect("a valid name");
+                let service = ServiceName::new("vault").expect("a valid name");
+                vec![say(&Body::Instance(InstanceRecord { id, service, sequence: 1, ..record }), &me)]
             }
             "generation" => {
                 let far = u64::MAX - chance.below(3) as u64;

@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 pub use self::{
     faults::Fault,
     oracle::{Members, SETTLED},
-    traffic::{End, Flight, TIMEOUTS, Target},
+    traffic::{End, Flight, TIMEOUTS, Target, subject},
 };
 use crate::{
     chance::Chance,
@@ -67,6 +67,8 @@ pub struct World {
     pub log: Log,
     /// What is wrong.
     pub findings: Findings,
+    /// When links were last cut.
+    pub cut_at: Option<Time>,
     /// The real network, at level 2.
     pub(crate) real: Option<Level2>,
     /// When all faults ended, once they have.
@@ -110,6 +112,7 @@ impl World {
             record: None,
             log,
             findings: Findings::default(),
+            cut_at: None,
             real: None,
             calm_since: None,
             queue: Queue::default(),
@@ -137,6 +140,11 @@ impl World {
         self.stop_at_first = true;
     }
 
+    /// Lets somebody look on as an invariant does.
+    pub fn watch(&mut self, watcher: Box<dyn Invariant>) {
+        self.checks.push(watcher);
+    }
+
     /// When it ends.
     pub fn end(&self) -> Time {
         seconds(self.scenario.seconds) + seconds(self.scenario.settle)
@@ -145,8 +153,15 @@ impl World {
     /// Plays everything, calling `each_second` once a virtual second.
     pub fn play(&mut self, mut each_second: impl FnMut(&mut Self)) {
         let end = self.end();
+        let mut this_second = 0;
         while let Some((at, event)) = self.queue.next(end) {
             let sampled = matches!(event, Event::Sample);
+            this_second = if sampled { 0 } else { this_second + 1 };
+            if this_second > STORM + STORM_PER_HOST * self.hosts.len() {
+                self.findings.add("no-storm", format!("{this_second} events within one virtual second"));
+                self.findings.stamp(at);
+                return;
+            }
             self.step(at, event);
             if sampled {
                 each_second(self);
@@ -279,6 +294,9 @@ impl World {
     }
 }
 
+/// Events in one virtual second that only a storm brings about: ten times what a cold start of 1,000 hosts takes.
+const STORM: usize = 20_000;
+const STORM_PER_HOST: usize = 5_000;
 /// What a socket's buffer and the agent's channel hold while a process stands still or is at work.
 const INBOX: usize = 1024;
 const SERVICES: [&str; 26] = [

@@ -6,6 +6,7 @@ use super::World;
 use crate::{
     chance::mix,
     queue::{SECOND, Time},
+    scenario::Do,
 };
 
 /// After a fault ends, its consequences may show for so long: the longest wait for a death, the confirm before it, and some.
@@ -54,6 +55,7 @@ impl World {
     pub(super) fn islands_changed(&mut self) {
         let now = self.now;
         let cut = self.links.is_cut();
+        self.cut_at = if cut { Some(now) } else { self.cut_at };
         let up: Vec<u32> = self.hosts.iter().filter(|host| host.is_up()).map(|host| host.index).collect();
         let mut islands: Vec<Option<u64>> = vec![None; self.hosts.len()];
         if cut {
@@ -70,6 +72,7 @@ impl World {
             up.iter().for_each(|host| islands[*host as usize] = Some(0));
         }
         for (host, island) in self.hosts.iter_mut().zip(islands) {
+            let island = island.map(|island| if host.foreign { !island } else { island });
             if host.island != island && host.is_up() {
                 (host.island, host.island_since) = (island, now);
             }
@@ -86,6 +89,14 @@ impl World {
             MemberState::Doubtful => self.stats.doubts_in_contact += 1,
             MemberState::Alive | MemberState::Left => {}
         }
+    }
+
+    /// Whether a fault makes the link between two hosts worse now.
+    pub fn is_worse(&self, a: u32, b: u32) -> bool {
+        self.faults.iter().any(|fault| {
+            let act = self.scenario.step[fault.step as usize].act.0;
+            act == Do::Worsen && fault.ended.is_none() && fault.touches(a) && fault.touches(b)
+        })
     }
 
     /// Whether an observer would send new requests to what a member announces.
@@ -107,7 +118,8 @@ impl World {
             let state = node.membership().state(&other.id);
             let routable = state == Some(MemberState::Alive);
             let held = matches!(state, Some(MemberState::Alive | MemberState::Doubtful));
-            let right = if other.is_member() { routable } else { !held };
+            let one_of_us = other.is_member() && other.foreign == self.hosts[observer as usize].foreign;
+            let right = if one_of_us { routable } else { !held };
             (!right).then_some((other.index, state))
         });
         wrong.into_iter().next()

@@ -49,6 +49,10 @@ pub struct Flight {
     pub begun: Time,
     /// Where it went, in order; `None` where nobody lives at the address.
     pub tries: Vec<Option<Target>>,
+    /// How often it was sent: tries that were refused don't count.
+    pub sent: u32,
+    /// How its tries ended, in order; also those over a pooled connection that had closed.
+    pub outcomes: Vec<Outcome>,
     attempts: Attempts,
     /// Start of the application that the current try went to.
     app_start: u32,
@@ -80,7 +84,10 @@ impl World {
             self.stats.requests -= 1;
             return;
         };
-        let user = chance.below(self.scenario.mesh.users.max(1) as usize) as u32;
+        let user = match chance.hits(self.scenario.mesh.hot) {
+            true => 0,
+            false => chance.below(self.scenario.mesh.users.max(1) as usize) as u32,
+        };
         let class = match chance.below(10) {
             0 => MethodClass::Other,
             1 | 2 => MethodClass::Idempotent,
@@ -110,6 +117,8 @@ impl World {
             decision,
             begun: self.now,
             tries: Vec::new(),
+            sent: 0,
+            outcomes: Vec::new(),
             attempts,
             app_start: 0,
         };
@@ -128,8 +137,10 @@ impl World {
     /// A service that somebody in the host's environment serves.
     fn called_by(&self, host: u32, chance: &mut crate::chance::Chance) -> Option<usize> {
         let env = &self.hosts[host as usize].locality.env;
+        let foreign = self.hosts[host as usize].foreign;
+        let here = |host: &&crate::host::Host| host.locality.env == *env && host.foreign == foreign;
         let mut served = vec![false; self.services.len()];
-        for app in self.hosts.iter().filter(|host| host.locality.env == *env).flat_map(|host| &host.apps) {
+        for app in self.hosts.iter().filter(here).flat_map(|host| &host.apps) {
             served[app.service] |= !app.canary;
         }
         let served: Vec<usize> = (0..served.len()).filter(|service| served[*service]).collect();
@@ -211,6 +222,10 @@ impl World {
         let outcome = self.as_it_came(&flight, target, outcome);
         let snapshot = flight.snapshot.clone();
         let view = snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
+        flight.outcomes.push(outcome);
+        if matches!(outcome, Outcome::Reset | Outcome::Timeout | Outcome::RetryableStatus(_)) {
+            flight.sent += 1;
+        }
         if outcome == Outcome::StaleConnection {
             // The same instance again: not another try.
             flight.tries.pop();

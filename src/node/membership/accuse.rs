@@ -13,7 +13,7 @@ use super::{
     timers::Timer,
 };
 use crate::{
-    types::{Mono, NodeId, Trust},
+    types::{Mono, NodeId, Planted, Trust},
     wire::{Accusation, Body, Ctl, Evidence, Frame, Kind, Statement},
 };
 
@@ -71,7 +71,7 @@ impl Membership {
             return;
         }
         let held = self.roster.get(accused).life();
-        if life < held {
+        if life < held && !Planted::StaleSuspicions.is_on() {
             return relay.map_or((), |relay| self.correct(now, relay, accused));
         }
         if life > held || self.roster.get(accused).is_gone() || self.roster.get(accuser).credit.is_spent(now) {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::roster::{ME, Slot};
 use crate::{
-    types::Mono,
+    types::{Mono, Planted},
     wire::{Evidence, Statement},
 };
 
@@ -40,7 +40,7 @@ impl Case {
 
     /// Distinct accusers.
     pub(super) fn accusers(&self) -> usize {
-        self.charges.len()
+        self.charges.len() * if Planted::DoubleCount.is_on() { 2 } else { 1 }
     }
 
     /// Those who saw the port refuse.

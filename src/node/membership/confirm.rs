@@ -14,7 +14,7 @@ use super::{
     timers::Timer,
 };
 use crate::{
-    types::{Mono, NodeId, Trust},
+    types::{Mono, NodeId, Planted, Trust},
     wire::{Ctl, Evidence},
 };
 
@@ -173,10 +173,11 @@ impl Membership {
         let outside = self.has_outside_sign(confirm.started);
         let (asked, why) = (confirm.control_asked, confirm.why);
         self.confirms.end(slot);
-        if !inside && !outside {
+        let careless = Planted::NoControl.is_on() || Planted::SlowConvicts.is_on();
+        if !inside && !outside && !careless {
             // Nobody answers: that is this node's fault. With nobody to ask it says nothing.
             self.health.worse(u32::from(asked));
-        } else if (self.health.score < TOO_SICK_TO_ACCUSE || outside) && now >= self.hold_until {
+        } else if (self.health.score < TOO_SICK_TO_ACCUSE || outside || careless) && now >= self.hold_until {
             self.accuse(now, slot, Evidence::Silent, why, trust);
         }
     }

@@ -6,7 +6,7 @@
 use rand::RngExt;
 
 use super::{Action, Membership, roster::ME, timers::Timer};
-use crate::types::Mono;
+use crate::types::{Mono, Planted};
 
 impl Membership {
     /// Starts the attempts, if they are not under way.
@@ -19,7 +19,7 @@ impl Membership {
     pub(super) fn heal(&mut self, now: Mono) {
         self.losses.healing = false;
         let down = self.roster.down();
-        if down.is_empty() {
+        if down.is_empty() || Planted::NeverHeal.is_on() {
             return;
         }
         let share = ATTEMPTS * (down.len() as f64 / 4.0).max(1.0) / (self.roster.others() + 1) as f64;

@@ -14,7 +14,7 @@ use super::{
     roster::{ME, Slot},
     timers::Timer,
 };
-use crate::types::{MemberState, Mono, NodeId, Trust};
+use crate::types::{MemberState, Mono, NodeId, Planted, Trust};
 
 impl Membership {
     /// A member is known (its signed introduction or `Alive` was accepted): add it, or lift what is held of a lower
@@ -46,6 +46,7 @@ impl Membership {
         }
         match member.state {
             MemberState::Left => return false,
+            MemberState::Down if Planted::RefutationsDontLift.is_on() => return false,
             MemberState::Down if member.held_until.is_some_and(|until| now < until) => {
                 let left = member.held_until.map_or(Duration::ZERO, |until| until.since(now));
                 if !member.refuted_while_held {

@@ -61,7 +61,7 @@ use self::{
     timers::{Timer, Timers},
 };
 use crate::{
-    types::{MemberState, Mono, NodeId, Trust},
+    types::{MemberState, Mono, NodeId, Planted, Trust},
     wire::{Ctl, Frame, KeyId, Statement},
 };
 
@@ -370,7 +370,7 @@ impl Membership {
         let due = self.timers.next().unwrap_or(now).max(self.entered);
         self.entered = self.entered.max(now);
         let late = now.since(due);
-        if late <= self.config.pause {
+        if late <= self.config.pause || Planted::SlowConvicts.is_on() {
             return;
         }
         self.hold_until = now + self.config.hold;

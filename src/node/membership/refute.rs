@@ -6,7 +6,7 @@
 
 use super::{Accusers, Action, Membership, roster::ME, timers::Timer};
 use crate::{
-    types::{Mono, NodeId, Trust},
+    types::{Mono, NodeId, Planted, Trust},
     wire::{Alive, Body, Ctl, Frame, Kind, Statement},
 };
 
@@ -57,7 +57,7 @@ impl Membership {
 
     /// The mesh doubts this node, or a peer holds it dead (`flood`), in this life.
     pub(super) fn accused_myself(&mut self, now: Mono, life: (u64, u16), flood: bool, trust: &dyn Trust) {
-        if life != self.roster.me().life() {
+        if life != self.roster.me().life() || Planted::LoseRefutations.is_on() {
             return;
         }
         let gap = self.config.refute_gap;

@@ -24,7 +24,10 @@ use super::{
     floor,
     near::Place,
 };
-use crate::{config::Counts, types::Mono};
+use crate::{
+    config::Counts,
+    types::{Mono, Planted},
+};
 
 /// Classes of methods (RFC 9110 9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -256,6 +259,10 @@ impl Attempts {
         match outcome {
             // A fresh connection that closes before it takes anything is as good as refused.
             Outcome::ConnectFailed | Outcome::StaleConnection => {
+                if Planted::RefusedIsFinal.is_on() {
+                    self.state = State::Over(GiveUp::AllRefused);
+                    return;
+                }
                 self.mark_tried(instance, service);
                 self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
@@ -327,6 +334,9 @@ impl Attempts {
     /// Something was sent: retries where that is allowed.
     fn failed(&mut self, instance: u16, why: GiveUp, service: &ServiceView, now: Mono) {
         self.accepted = Some((instance, why));
+        if Planted::NoDeadline.is_on() {
+            self.deadline = now + self.per_try * 3;
+        }
         self.mark_tried(instance, service);
         if !self.charge(service, now) {
             self.state = State::Over(why);
@@ -347,7 +357,8 @@ impl Attempts {
 
     /// Whether it may be repeated, and is charged for it.
     fn charge(&mut self, service: &ServiceView, now: Mono) -> bool {
-        if !self.repeatable || self.retries >= self.max_retries {
+        let repeatable = self.repeatable || Planted::RetryUnsafe.is_on();
+        if !repeatable || self.retries >= self.max_retries && !Planted::NoDeadline.is_on() {
             return false;
         }
         if !service.state.budget.retry(now, &service.rules) {
@@ -393,6 +404,9 @@ impl Attempts {
     }
 
     fn mark_tried(&mut self, instance: u16, service: &ServiceView) {
+        if Planted::SameInstanceAgain.is_on() {
+            return;
+        }
         self.walk(service).tried[usize::from(instance) / 64] |= 1 << (instance % 64);
     }
 

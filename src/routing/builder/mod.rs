@@ -23,7 +23,7 @@ use super::{
 use crate::{
     config::Routing,
     lanes::CompiledPolicy,
-    types::{Lane, LanePolicy, MemberState, Mono, ServiceName},
+    types::{Lane, LanePolicy, MemberState, Mono, Planted, ServiceName},
 };
 
 /// Builds snapshots; keeps rings and cells that did not change.
@@ -283,7 +283,8 @@ fn spare_the_last(instances: &mut [InstanceEntry]) {
 /// lives.
 fn gone(candidate: &Candidate, locality: &Locality, served: bool) -> Option<Exclusion> {
     match candidate.owner {
-        _ if candidate.record.env != locality.env => Some(Exclusion::OtherEnv),
+        _ if candidate.record.env != locality.env && !Planted::ForeignEnv.is_on() => Some(Exclusion::OtherEnv),
+        MemberState::Left | MemberState::Down if Planted::KeepDead.is_on() => None,
         MemberState::Left => Some(Exclusion::OwnerLeft),
         MemberState::Down if served || !candidate.stale => Some(Exclusion::OwnerDown),
         MemberState::Down | MemberState::Alive | MemberState::Doubtful => None,
@@ -292,9 +293,9 @@ fn gone(candidate: &Candidate, locality: &Locality, served: bool) -> Option<Excl
 
 fn out_of_rotation(candidate: &Candidate) -> Option<Exclusion> {
     let record = &candidate.record;
-    if record.drain.is_some() {
+    if record.drain.is_some() && !Planted::KeepDrained.is_on() {
         Some(Exclusion::Draining)
-    } else if record.health == crate::types::Health::Critical {
+    } else if record.health == crate::types::Health::Critical && !Planted::KeepCritical.is_on() {
         Some(Exclusion::Critical)
     } else {
         let zero = (record.weight == 0).then_some(Exclusion::WeightZero);
@@ -407,7 +408,9 @@ impl RingCache {
     /// The ring of these members (in id order): a known one, one made from `near`, or a new one.
     fn get(&mut self, members: Vec<Member>, near: Option<&Arc<Ring>>) -> Result<Arc<Ring>, RingFault> {
         let key = content(&members);
-        if let Some(known) = self.rings.get(&key).filter(|ring| ring.members() == members) {
+        if let Some(known) =
+            self.rings.get(&key).filter(|ring| Planted::RingsByNames.is_on() || ring.members() == members)
+        {
             return Ok(known.clone());
         }
         let ring = match near {
@@ -430,7 +433,9 @@ fn content(members: &[Member]) -> u64 {
     for member in members {
         hash.update(member.id.as_str().as_bytes());
         hash.update(&[0]);
-        hash.update(&member.weight.to_le_bytes());
+        if !Planted::RingsByNames.is_on() {
+            hash.update(&member.weight.to_le_bytes());
+        }
     }
     hash.digest()
 }

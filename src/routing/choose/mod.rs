@@ -14,7 +14,7 @@ use super::{InstanceEntry, LaneView, Look, MethodClass, ServiceView, Snapshot, a
 use crate::{
     config::{Balance, Routing},
     lanes::{Entry, LaneDecision},
-    types::{EmptyLane, EmptyLaneRule, MemberState, Mono},
+    types::{EmptyLane, EmptyLaneRule, MemberState, Mono, Planted},
 };
 
 /// What routing sees of a request.
@@ -295,7 +295,8 @@ fn fallback(service: &ServiceView, decided: u16, method: MethodClass) -> Option<
     let policy = service.policy.as_ref().map(|compiled| &compiled.policy);
     let rule = policy.map_or_else(EmptyLaneRule::default, |policy| policy.empty);
     let by_method = if method == MethodClass::Safe { rule.safe } else { rule.unsafe_methods };
-    if by_method == EmptyLane::Fail || !leaves_for(service, decided) {
+    let fails = by_method == EmptyLane::Fail && !Planted::UnsafeFallsBack.is_on();
+    if fails || !leaves_for(service, decided) {
         return None;
     }
     let (stable, others) = service.lane_of.split_first()?;

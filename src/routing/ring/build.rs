@@ -4,6 +4,7 @@
 //! falls into one bucket (about one point) is sorted by comparison, so that unlucky ids cost time but never correctness.
 
 use super::{Entry, HEIRS, Heirs, MAX_MEMBERS, MAX_POINTS, Member, NOBODY, Ring, RingFault, point_hash, points_of};
+use crate::types::Planted;
 
 /// A point before its heirs are known.
 type Point = (u64, u16);
@@ -45,7 +46,9 @@ impl Ring {
         for (member, slot) in added {
             push_points(&mut new, member, slot);
         }
-        new.sort_unstable();
+        if !Planted::RingUnsorted.is_on() {
+            new.sort_unstable();
+        }
         let entries = self.merge(&kept, &new, count);
         Ok(Self::from_sorted(members, entries))
     }
@@ -131,7 +134,8 @@ fn check(members: &[Member]) -> Result<usize, RingFault> {
 }
 
 fn push_points(points: &mut Vec<Point>, member: &Member, slot: u16) {
-    points.extend((0..points_of(member.weight)).map(|index| (point_hash(&member.id, index), slot)));
+    let place = if Planted::RingByPlace.is_on() { u32::from(slot) << 16 } else { 0 };
+    points.extend((0..points_of(member.weight)).map(|index| (point_hash(&member.id, index ^ place), slot)));
 }
 
 /// The new slot of every old one ([`NOBODY`] when its points go), and the members whose points come. A changed weight is both.

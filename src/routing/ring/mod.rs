@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 pub(crate) use order::Cursor;
 pub use order::Order;
 
-use crate::types::{InstanceId, NORMAL_WEIGHT};
+use crate::types::{InstanceId, NORMAL_WEIGHT, Planted};
 
 /// Points of an instance at weight 100.
 pub const POINTS_AT_NORMAL_WEIGHT: u32 = 256;
@@ -60,8 +60,9 @@ pub fn admission_hash(key_hash: u64, id: &InstanceId) -> u32 {
 }
 
 /// Points of an instance: 256 at weight 100, in proportion, to the nearest; at least one above weight 0.
-pub const fn points_of(weight: u16) -> u32 {
+pub fn points_of(weight: u16) -> u32 {
     let normal = NORMAL_WEIGHT as u32;
+    let weight = if weight > 0 && Planted::WeightsIgnored.is_on() { NORMAL_WEIGHT } else { weight };
     let points = (POINTS_AT_NORMAL_WEIGHT * weight as u32 + normal / 2) / normal;
     if points == 0 && weight > 0 { 1 } else { points }
 }

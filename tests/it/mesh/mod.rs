@@ -3,6 +3,7 @@
 //! Nothing here sleeps and hopes: every wait is for a condition, with a deadline far above what it takes. Times that the
 //! product promises are measured and printed (`--nocapture` shows them); the tests assert a generous multiple.
 
+mod chaos;
 mod command;
 mod files;
 mod instances;

@@ -51,7 +51,7 @@ struct Namespaces {
     links: [String; 2],
 }
 
-fn ip(arguments: &str) {
+pub(super) fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
@@ -83,17 +83,22 @@ impl Namespaces {
 
     /// Runs something inside; sockets, processes and threads that it makes stay there.
     fn inside<T: Send>(&self, at: usize, what: impl FnOnce() -> T + Send) -> T {
-        let path = format!("/run/netns/{}", self.names[at]);
-        std::thread::scope(|scope| {
-            let run = scope.spawn(move || {
-                let namespace = File::open(path).unwrap();
-                // Of this thread alone, which ends with the closure.
-                nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
-                what()
-            });
-            run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        inside(&self.names[at], what)
     }
+}
+
+/// Runs something in a namespace; sockets, processes and threads that it makes stay there.
+pub(super) fn inside<T: Send>(name: &str, what: impl FnOnce() -> T + Send) -> T {
+    let path = format!("/run/netns/{name}");
+    std::thread::scope(|scope| {
+        let run = scope.spawn(move || {
+            let namespace = File::open(path).unwrap();
+            // Of this thread alone, which ends with the closure.
+            nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+            what()
+        });
+        run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 impl Drop for Namespaces {

@@ -1,0 +1,54 @@
+//! Who is itself unwell judges nobody.
+
+use lanemesh::types::MemberState;
+
+use super::{Findings, Invariant, secs};
+use crate::{
+    queue::{SECOND, Time},
+    world::{SETTLED, World},
+};
+
+pub const NAME: &str = "unwell-judge-nobody";
+pub const DOC: &str = "A node that stood still within the last 3 s (stopped, starved) does not declare down a member that runs well; \
+one that nobody can reach for 3 s does not even find it doubtful, and after 12 s declares nobody down: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
+
+pub struct Check;
+
+impl Invariant for Check {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn member(&mut self, world: &World, observer: u32, subject: u32, state: MemberState, found: &mut Findings) {
+        let (host, other) = (&world.hosts[observer as usize], &world.hosts[subject as usize]);
+        let members = world.hosts.iter().filter(|host| host.is_member()).count();
+        let judged = matches!(state, MemberState::Down | MemberState::Doubtful);
+        if !judged || members < 4 || !other.is_clean(world.now, SETTLED) || !other.is_up() {
+            return;
+        }
+        let slow = state == MemberState::Down
+            && host.slow_at > 0
+            && host.slow_at + LATELY > world.now
+            && world.links.open_both(observer, subject);
+        let deaf = world.links.is_cut()
+            && host.island_since + if state == MemberState::Down { DECIDED } else { LATELY } <= world.now
+            && world.hosts.iter().all(|from| from.index == observer || !world.links.open(from.index, observer));
+        // Links that lose most of what is sent are no sign of one's own trouble.
+        if (slow && world.links.base.loss <= 0.05 && !world.links.is_cut() && !world.is_worse(observer, subject))
+            || deaf
+        {
+            let why = if deaf { "hears nobody" } else { "stood still" };
+            let text = format!(
+                "{} {why} and takes {} for {state:?}, which has run well since {} s",
+                host.id,
+                other.id,
+                secs(other.clean_since)
+            );
+            found.add(NAME, text);
+        }
+    }
+}
+
+const LATELY: Time = 3 * SECOND;
+/// For so long a verdict may still be due to what others said before contact was lost.
+const DECIDED: Time = 12 * SECOND;
