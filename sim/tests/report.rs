@@ -1,7 +1,6 @@
 //! The report is drawn by a real browser, without an error, from nothing but the file.
 
 use std::{
-    io::Write,
     path::PathBuf,
     process::{Command, Stdio},
 };
