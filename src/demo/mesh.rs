@@ -187,10 +187,11 @@ impl Mesh {
         let seeds: Vec<String> =
             self.pods.iter().filter(|p| p.name != pod.name).filter_map(|p| p.gossip.clone()).collect();
         let path = |file: &str| dir.join(file).display().to_string();
+        // No slow start: who comes back must be seen to have everybody back within the act.
         let mut text = format!(
             "node = {name:?}\ndata_dir = {data:?}\n\n[identity]\ncertificate = {cert:?}\nkey = {key:?}\nca = {ca:?}\n\n\
              [gossip]\nbind = {gossip:?}\nseeds = {seeds:?}\n\n[proxy]\nbind = \"127.0.0.1:0\"\nexpose_decision = true\n\n\
-             [admin]\nbind = \"127.0.0.1:0\"\n",
+             [admin]\nbind = \"127.0.0.1:0\"\n\n[routing]\nslow_start = \"0ms\"\n",
             name = pod.name,
             data = path("data"),
             cert = path(&format!("{}.pem", pod.name)),

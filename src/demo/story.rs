@@ -169,7 +169,13 @@ impl Story {
         screen.say(&format!("starting {name} again, under its name and addresses"));
         mesh.restart(VICTIM).await?;
         mesh.await_candidates(5).await?;
-        act(screen, load, &format!("{name} is back: its users return, nobody else moves"), Instant::now()).await;
+        act(
+            screen,
+            load,
+            &format!("{name} is back: its users return (without slow start here), nobody else moves"),
+            Instant::now(),
+        )
+        .await;
         let back = places(load);
         let not_back = before.iter().filter(|(user, served)| back[*user] != **served).count();
         self.add("after the restart everybody is back where they were", not_back == 0, format!("{not_back} elsewhere"));
