@@ -112,8 +112,8 @@ impl Catalog {
         let node = member.node.clone();
         self.settle(Place::Member(node.clone()), statement);
         self.drop_records(&node, member.generation);
-        let before = self.members.remove(&node);
-        let (alive, left) = before.map_or((None, None), |entry| (entry.alive, entry.left));
+        let before = self.members.get_mut(&node);
+        let (alive, left) = before.map_or((None, None), |entry| (entry.alive.take(), entry.left.take()));
         let entry =
             MemberEntry { member, statement: statement.clone(), key: statement.key, facts, alive, left, stale: false };
         self.members.insert(node.clone(), entry);
@@ -190,7 +190,7 @@ impl Catalog {
         let (owner, id) = (after.owner.clone(), after.id.clone());
         self.settle(Place::Instance(owner.clone(), id.clone()), statement);
         let entry = InstanceEntry { record: after.clone(), statement: statement.clone() };
-        self.instances.entry(owner).or_default().insert(id, entry);
+        self.instances.entry(owner).insert(id, entry);
         Merge::News(Change::Instance { service, before, after })
     }
 

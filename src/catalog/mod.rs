@@ -8,6 +8,7 @@
 //! settled state). A table never holds what was not verified.
 
 mod merge;
+mod named;
 mod table;
 
 #[cfg(test)]

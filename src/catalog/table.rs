@@ -1,6 +1,7 @@
 //! The tables, their digest, and what a sync needs of them.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -9,6 +10,7 @@ use bytes::Bytes;
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use super::named::Named;
 use crate::{
     types::{CertFacts, InstanceId, InstanceRecord, LanePolicy, NodeId, Planted, ServiceName},
     wire::{EntryKey, KeyId, Kind, Member, Statement},
@@ -98,8 +100,8 @@ pub struct Conflict {
 /// The replicated tables of one node.
 #[derive(Debug, Default)]
 pub struct Catalog {
-    pub(super) members: BTreeMap<NodeId, MemberEntry>,
-    pub(super) instances: BTreeMap<NodeId, BTreeMap<InstanceId, InstanceEntry>>,
+    pub(super) members: Named<NodeId, MemberEntry>,
+    pub(super) instances: Named<NodeId, BTreeMap<InstanceId, InstanceEntry>>,
     pub(super) policies: BTreeMap<ServiceName, PolicyEntry>,
     settled: BTreeMap<EntryKey, (u64, Place)>,
     /// What is held, by its hash, as kind and body: most of what gossip brings is held already, and need not be read to find
@@ -132,16 +134,21 @@ impl Place {
     /// The kind is a byte of what is hashed, not the seed: with short texts xxh3 lets a seed and a character cancel out, and
     /// `Member("n11")` would be the same entry as some `Alive("n1x")`.
     fn key(&self) -> EntryKey {
-        let (kind, text) = match self {
-            Self::Member(node) => (Kind::Member, node.to_string()),
-            Self::Alive(node) => (Kind::Alive, node.to_string()),
-            Self::Left(node) => (Kind::Left, node.to_string()),
-            // Neither name can hold a slash, so no two pairs share a text.
-            Self::Instance(node, id) => (Kind::Instance, format!("{node}/{id}")),
-            Self::Policy(service) => (Kind::Policy, service.to_string()),
+        // Neither name of an instance can hold a slash, so no two pairs share a text.
+        let (kind, text, rest) = match self {
+            Self::Member(node) => (Kind::Member, node.as_str(), None),
+            Self::Alive(node) => (Kind::Alive, node.as_str(), None),
+            Self::Left(node) => (Kind::Left, node.as_str(), None),
+            Self::Instance(node, id) => (Kind::Instance, node.as_str(), Some(id.as_str())),
+            Self::Policy(service) => (Kind::Policy, service.as_str(), None),
         };
-        let mut bytes = vec![kind as u8];
+        let mut bytes = Vec::with_capacity(2 + text.len() + rest.map_or(0, str::len));
+        bytes.push(kind as u8);
         bytes.extend_from_slice(text.as_bytes());
+        if let Some(rest) = rest {
+            bytes.push(b'/');
+            bytes.extend_from_slice(rest.as_bytes());
+        }
         xxh3_64(&bytes)
     }
 }
@@ -168,7 +175,7 @@ impl Catalog {
 
     /// All instance records held, withdrawn ones included, by (owner, id).
     pub fn instances(&self) -> impl Iterator<Item = &InstanceEntry> {
-        self.instances.values().flat_map(BTreeMap::values)
+        self.instances.iter().flat_map(|(_, owned)| owned.values())
     }
 
     /// One instance record.
@@ -188,8 +195,13 @@ impl Catalog {
 
     /// Whether this very statement is held: merging it would change nothing.
     pub fn holds(&self, statement: &Statement) -> bool {
-        let held = self.versions.get(&xxh3_64(&statement.body));
-        held.is_some_and(|(kind, body)| *kind == statement.kind && *body == statement.body)
+        self.holds_body(statement.kind, &statement.body)
+    }
+
+    /// Whether a statement of this kind with this body is held.
+    pub fn holds_body(&self, kind: u8, body: &[u8]) -> bool {
+        let held = self.versions.get(&xxh3_64(body));
+        held.is_some_and(|(of, held)| *of == kind && held[..] == *body)
     }
 
     /// Order-free digest of everything held of those who are there: equal on two nodes that hold the same of them.
@@ -208,11 +220,28 @@ impl Catalog {
     /// The gone are told only to who knows them: a newcomer would take them for alive, bury them itself, and hold them for
     /// longer than everybody else, so that they were never forgotten.
     pub fn difference(&self, summary: &[(EntryKey, u64)]) -> (Vec<Statement>, Vec<EntryKey>) {
-        let theirs: BTreeMap<EntryKey, u64> = summary.iter().copied().collect();
-        let known = |node: &NodeId| theirs.contains_key(&Place::Member(node.clone()).key());
-        let places = self.settled.iter().filter(|(key, (version, _))| theirs.get(key) != Some(version));
-        let places = places.map(|(_, (_, place))| place).filter(|place| self.is_of_the_living(place, known)).collect();
-        let wanted = theirs.keys().filter(|key| !self.settled.contains_key(key)).copied().collect();
+        // A summary comes sorted, each entry once; one that does not is its sender's mistake and only costs time.
+        let mut theirs: Cow<'_, [(EntryKey, u64)]> = summary.into();
+        if !theirs.is_sorted_by(|(one, _), (next, _)| one < next) {
+            theirs.to_mut().sort_unstable_by_key(|(key, _)| *key);
+            theirs.to_mut().dedup_by_key(|(key, _)| *key);
+        }
+        let known =
+            |node: &NodeId| theirs.binary_search_by_key(&Place::Member(node.clone()).key(), |(key, _)| *key).is_ok();
+        // Both are walked side by side: nearly all is the same.
+        let (mut places, mut wanted, mut next) = (Vec::new(), Vec::new(), 0);
+        for (key, (version, place)) in &self.settled {
+            while let Some((other, _)) = theirs.get(next).filter(|(other, _)| other < key) {
+                wanted.push(*other);
+                next += 1;
+            }
+            let same = theirs.get(next).filter(|(other, _)| other == key);
+            next += usize::from(same.is_some());
+            if same.is_none_or(|(_, theirs)| theirs != version) && self.is_of_the_living(place, known) {
+                places.push(place);
+            }
+        }
+        wanted.extend(theirs[next..].iter().map(|(key, _)| *key));
         (self.in_order(places), wanted)
     }
 
@@ -259,6 +288,11 @@ impl Catalog {
         }
     }
 
+    /// Whether that was noted of a member.
+    pub fn is_gone(&self, node: &NodeId) -> bool {
+        self.gone.contains(node)
+    }
+
     /// Statements that introduce one node: itself, its life, its instances.
     pub fn hello(&self, node: &NodeId) -> Vec<Statement> {
         let Some(entry) = self.members.get(node) else { return Vec::new() };
@@ -280,7 +314,7 @@ impl Catalog {
 
     /// Marks everything held as known from disk only.
     pub fn mark_stale(&mut self) {
-        self.members.values_mut().for_each(|entry| entry.stale = true);
+        self.members.each_mut().for_each(|entry| entry.stale = true);
     }
 
     /// Drops a member and its records. Policies stay: they belong to the mesh.

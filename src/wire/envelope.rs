@@ -2,10 +2,10 @@
 //!
 //! Layout: version (1 byte), settled digest (8, little-endian), then frames: kind (1), length (3, little-endian), bytes.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
 
-use super::Statement;
+use super::{Statement, statement::Glance};
 use crate::types::NodeId;
 
 /// Version of the envelope. Readers refuse others; the ALPN carries it as well.
@@ -100,20 +100,38 @@ pub struct Envelope {
 }
 
 impl Frame {
-    fn encode(&self) -> (u8, Vec<u8>) {
-        let plain = |value: Result<Vec<u8>, postcard::Error>| value.expect("plain data always encodes");
-        match self {
-            Self::Foca(packet) => (1, packet.to_vec()),
-            Self::Statement(statement) => (2, plain(postcard::to_allocvec(statement))),
-            Self::Ctl(ctl) => (3, plain(postcard::to_allocvec(ctl))),
-        }
+    /// Writes it behind what is there.
+    fn encode(&self, mut out: Vec<u8>) -> Vec<u8> {
+        let kind = match self {
+            Self::Foca(_) => 1,
+            Self::Statement(_) => 2,
+            Self::Ctl(_) => 3,
+        };
+        let head = out.len();
+        out.extend_from_slice(&[kind, 0, 0, 0]);
+        out = match self {
+            Self::Foca(packet) => {
+                out.extend_from_slice(packet);
+                out
+            }
+            Self::Statement(statement) => postcard::to_extend(statement, out).expect("plain data always encodes"),
+            Self::Ctl(ctl) => postcard::to_extend(ctl, out).expect("plain data always encodes"),
+        };
+        let length = (out.len() - head - FRAME_HEAD) as u64;
+        out[head + 1..head + FRAME_HEAD].copy_from_slice(&length.to_le_bytes()[..FRAME_HEAD - 1]);
+        out
     }
 
-    fn decode(kind: u8, bytes: Bytes) -> Option<Result<Self, WireFault>> {
+    /// `None` for what is not wanted: a kind that this version does not know, or a statement that is held.
+    fn decode(kind: u8, bytes: Bytes, held: impl Fn(u8, &[u8]) -> bool) -> Option<Result<Self, WireFault>> {
         let malformed = |_| WireFault::Malformed(kind);
         Some(match kind {
             1 => Ok(Self::Foca(bytes)),
-            2 => postcard::from_bytes(&bytes).map(Self::Statement).map_err(malformed),
+            2 => match postcard::from_bytes::<Glance<'_>>(&bytes) {
+                Ok(glance) if held(glance.kind, glance.body) => return None,
+                Ok(glance) => glance.statement().ok_or(WireFault::Malformed(kind)).map(Self::Statement),
+                Err(error) => Err(malformed(error)),
+            },
             3 => postcard::from_bytes(&bytes).map(Self::Ctl).map_err(malformed),
             _ => return None,
         })
@@ -123,20 +141,23 @@ impl Frame {
 impl Envelope {
     /// Bytes to send. Size is the caller's to keep: see [`Packer`](crate::node).
     pub fn encode(&self) -> Bytes {
-        let mut out = BytesMut::with_capacity(256);
-        out.put_u8(VERSION);
-        out.put_u64_le(self.digest);
-        for frame in &self.frames {
-            let (kind, bytes) = frame.encode();
-            out.put_u8(kind);
-            out.put_uint_le(bytes.len() as u64, 3);
-            out.put_slice(&bytes);
-        }
-        out.freeze()
+        let mut out = Vec::with_capacity(HEAD + self.frames.iter().map(Self::frame_size).sum::<usize>());
+        out.push(VERSION);
+        out.extend_from_slice(&self.digest.to_le_bytes());
+        self.frames.iter().fold(out, |out, frame| frame.encode(out)).into()
     }
 
     /// Reads what a peer sent. Unknown frames are skipped; a malformed one spoils only itself and is reported beside the rest.
-    pub fn decode(mut bytes: Bytes) -> Result<(Self, Vec<WireFault>), WireFault> {
+    pub fn decode(bytes: Bytes) -> Result<(Self, Vec<WireFault>), WireFault> {
+        Self::decode_unless(bytes, |_, _| false)
+    }
+
+    /// As [`Envelope::decode`], without the statements that are held already, by their kind and body: most of what gossip
+    /// brings is held, and need not be copied to find out.
+    pub fn decode_unless(
+        mut bytes: Bytes,
+        held: impl Fn(u8, &[u8]) -> bool,
+    ) -> Result<(Self, Vec<WireFault>), WireFault> {
         let total = bytes.len();
         if total > MAX_STREAM {
             return Err(WireFault::TooLarge(total));
@@ -161,7 +182,7 @@ impl Envelope {
                 faults.push(WireFault::Truncated(total - bytes.remaining()));
                 break;
             }
-            match Frame::decode(kind, bytes.split_to(length)) {
+            match Frame::decode(kind, bytes.split_to(length), &held) {
                 Some(Ok(frame)) => frames.push(frame),
                 Some(Err(fault)) => faults.push(fault),
                 None => {}
@@ -178,5 +199,39 @@ impl Envelope {
                 Frame::Statement(statement) => statement.size(),
                 Frame::Ctl(_) => 100,
             }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_passed_over_and_a_broken_frame_spoils_only_itself() {
+        let statement = |name: &str| Statement {
+            kind: 2,
+            signer: NodeId::new(name).unwrap(),
+            key: 7,
+            signature: [9; 64],
+            certificate: (name == "b").then(|| Bytes::from_static(b"certificate")),
+            body: Bytes::copy_from_slice(name.as_bytes()),
+        };
+        let frames = vec![
+            Frame::Statement(statement("a")),
+            Frame::Foca(Bytes::from_static(b"packet")),
+            Frame::Statement(statement("b")),
+            Frame::Ctl(Ctl::Ping { token: 5 }),
+        ];
+        let sent = Envelope { digest: 3, frames };
+        let bytes = sent.encode();
+        assert_eq!(Envelope::decode(bytes.clone()), Ok((sent.clone(), Vec::new())));
+        let (envelope, faults) =
+            Envelope::decode_unless(bytes.clone(), |kind, body| (kind, body) == (2, b"a")).unwrap();
+        assert_eq!((&envelope.frames[..], faults.len()), (&sent.frames[1..], 0));
+        // The signer of the first statement becomes a name that no node can have.
+        let mut broken = bytes.to_vec();
+        broken[HEAD + FRAME_HEAD + 2] = b'/';
+        let (envelope, faults) = Envelope::decode(broken.into()).unwrap();
+        assert_eq!((&envelope.frames[..], faults), (&sent.frames[1..], vec![WireFault::Malformed(2)]));
     }
 }

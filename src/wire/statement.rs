@@ -60,6 +60,32 @@ pub struct Statement {
     pub body: Bytes,
 }
 
+/// A statement where it lies in the bytes that brought it: what can be told of it before anything is copied.
+#[derive(Deserialize)]
+pub(super) struct Glance<'a> {
+    pub(super) kind: u8,
+    signer: &'a str,
+    key: KeyId,
+    signature: &'a [u8],
+    #[serde(borrow)]
+    certificate: Option<&'a [u8]>,
+    pub(super) body: &'a [u8],
+}
+
+impl Glance<'_> {
+    /// A statement of its own; `None` when it is none.
+    pub(super) fn statement(&self) -> Option<Statement> {
+        Some(Statement {
+            kind: self.kind,
+            signer: NodeId::new(self.signer).ok()?,
+            key: self.key,
+            signature: self.signature.try_into().ok()?,
+            certificate: self.certificate.map(Bytes::copy_from_slice),
+            body: Bytes::copy_from_slice(self.body),
+        })
+    }
+}
+
 impl std::fmt::Debug for Statement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Statement({:?} by {}, {} bytes)", Kind::from_number(self.kind), self.signer, self.body.len())
