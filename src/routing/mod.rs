@@ -22,7 +22,7 @@ mod table;
 mod testing;
 
 pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Step};
-pub use builder::Builder;
+pub use builder::{Builder, Rings};
 pub use cell::{BreakerState, InFlight, InstanceCell, Look, Ticket};
 pub use choose::{Decision, FallbackReason, Request, SkipReason, Skipped, SkippedList, choose};
 pub use explain::{ExcludedInstance, Explanation, SkippedInstance, Target};

@@ -10,9 +10,10 @@ mod cells;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
@@ -34,7 +35,7 @@ pub struct Builder {
     born: Option<Mono>,
     version: u64,
     kept: BTreeMap<ServiceName, Kept>,
-    rings: RingCache,
+    rings: Rings,
     sample: Vec<u64>,
 }
 
@@ -69,7 +70,13 @@ impl Builder {
     /// For a sidecar that stands at `locality`.
     pub fn with(locality: Locality, rules: Rules) -> Self {
         let sample = (0..SAMPLED_KEYS).map(|key| key_hash(&key.to_le_bytes())).collect();
-        Self { locality, rules, born: None, version: 0, kept: BTreeMap::new(), rings: RingCache::default(), sample }
+        Self { locality, rules, born: None, version: 0, kept: BTreeMap::new(), rings: Rings::default(), sample }
+    }
+
+    /// It takes rings that others made, and leaves its own to them.
+    #[must_use]
+    pub fn sharing(self, rings: &Rings) -> Self {
+        Self { rings: rings.clone(), ..self }
     }
 
     /// The next snapshot. Over-limit services keep their last good view; the faults say which and why.
@@ -192,14 +199,14 @@ impl Builder {
             .filter(|(_, entry)| wanted(entry))
             .map(|(at, entry)| (at, Member { id: entry.record.id.clone(), weight: entry.record.weight }))
             .unzip();
-        Ok((self.rings.get(on_ring, similar)?, members))
+        Ok((self.rings.lock().get(on_ring, similar)?, members))
     }
 
     /// Share of the sampled keys (basis points) that lost their owner, in the lane where it is largest.
     fn moved(&self, before: &ServiceView, after: &ServiceView) -> u16 {
         let lanes = before.lanes.iter().map(|old| match after.lane(old.name.as_str()) {
             Some(new) if Arc::ptr_eq(&old.ring, &new.ring) => 0,
-            new => moved_keys(&self.sample, &old.ring, new.map(|new| &*new.ring)),
+            new => self.rings.lock().moved(&self.sample, &old.ring, new.map(|new| &*new.ring)),
         });
         (lanes.max().unwrap_or(0) * 10_000 / self.sample.len()) as u16
     }
@@ -398,10 +405,34 @@ fn moved_keys(sample: &[u64], before: &Ring, after: Option<&Ring>) -> usize {
     sample.iter().filter(changed).count()
 }
 
-/// Rings by content.
+/// Rings by content, shared by all that were given a clone: a ring is a pure function of its members, so the sidecars of a
+/// simulation need not each make their own.
+#[derive(Clone, Default)]
+pub struct Rings(Arc<Mutex<RingCache>>);
+
+impl Rings {
+    fn lock(&self) -> MutexGuard<'_, RingCache> {
+        // Whatever a panic left behind is whole: a ring is put in when it is done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets rings that no snapshot holds; those of many, when there may be as many of them as of the others.
+    fn sweep(&self) {
+        let alone = Arc::strong_count(&self.0) == 1;
+        let mut cache = self.lock();
+        if alone || cache.rings.len() > 2 * cache.swept {
+            cache.sweep();
+        }
+    }
+}
+
 #[derive(Default)]
 struct RingCache {
     rings: BTreeMap<u64, Arc<Ring>>,
+    /// So many were left by the last sweep.
+    swept: usize,
+    /// Sampled keys that moved, from ring to ring; looked up, never iterated.
+    moved: FxHashMap<(u64, u64), usize>,
 }
 
 impl RingCache {
@@ -422,9 +453,16 @@ impl RingCache {
         Ok(ring)
     }
 
-    /// Forgets rings that no snapshot holds.
+    /// How many of the sampled keys have another owner.
+    fn moved(&mut self, sample: &[u64], before: &Ring, after: Option<&Ring>) -> usize {
+        let change = (content(before.members()), after.map_or(0, |after| content(after.members())));
+        *self.moved.entry(change).or_insert_with(|| moved_keys(sample, before, after))
+    }
+
     fn sweep(&mut self) {
         self.rings.retain(|_, ring| Arc::strong_count(ring) > 1);
+        self.swept = self.rings.len();
+        self.moved.clear();
     }
 }
 
