@@ -27,6 +27,15 @@ pub enum Disk {
     Stale,
 }
 
+/// A state file.
+#[derive(Debug, Clone)]
+pub enum Written {
+    /// As the sidecar wrote it. Encoding is left out: it is for the disk, and reading gives the same back.
+    Whole(Box<Stored>),
+    /// As bytes, since some of them are not what was written.
+    Damaged(Bytes),
+}
+
 /// Why a host's sidecar does not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Off {
@@ -59,7 +68,7 @@ pub struct Host {
     /// How many addresses it has had.
     pub moves: u8,
     /// What the last run wrote down.
-    pub stored: Option<Bytes>,
+    pub stored: Option<Written>,
     /// Where that goes.
     pub disk: Disk,
     /// Until when the process stands still.
@@ -167,7 +176,11 @@ impl Host {
 
     /// What a start begins with.
     pub fn load(&self) -> Stored {
-        self.stored.as_ref().and_then(|bytes| Stored::decode(bytes).ok()).unwrap_or_default()
+        match &self.stored {
+            Some(Written::Whole(stored)) => (**stored).clone(),
+            Some(Written::Damaged(bytes)) => Stored::decode(bytes).unwrap_or_default(),
+            None => Stored::default(),
+        }
     }
 
     /// The view, built now if a newer table waits.

@@ -7,8 +7,10 @@
 //! Not here: HTTP.
 
 pub mod app;
+pub mod bounds;
 pub mod chance;
 pub mod conns;
+pub mod corpus;
 pub mod cpu;
 pub mod figures;
 pub mod host;
@@ -17,6 +19,7 @@ pub mod level2;
 pub mod library;
 pub mod links;
 pub mod log;
+pub mod parallel;
 pub mod pick;
 #[cfg(feature = "planted")]
 pub mod planted;

@@ -64,9 +64,11 @@ impl Log {
             Event::Free(run) => (20, pair(run.host, run.epoch), 0),
             Event::Gone(run) => (21, pair(run.host, run.epoch), 0),
         };
-        for part in parts {
-            self.hash.update(&part.to_le_bytes());
+        let mut bytes = [0; 32];
+        for (place, part) in bytes.chunks_exact_mut(8).zip(parts) {
+            place.copy_from_slice(&part.to_le_bytes());
         }
+        self.hash.update(&bytes);
         if self.everything {
             let line = match event {
                 Event::Envelope { to, from, bytes, .. } => {

@@ -13,10 +13,12 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use lanemesh_sim::{
+    corpus::corpus,
     figures, invariants,
     level2::Totals,
     library::LIBRARY,
     log::Log,
+    parallel,
     play::{Options, play},
     report, say,
     scenario::Scenario,
@@ -73,9 +75,24 @@ enum Verb {
         /// Where histories that fail are written, for `replay` and `shrink`.
         #[arg(long, default_value = "sim-failures")]
         keep: PathBuf,
+        /// Seeds that are played at a time; as many as there are processors, when it is not given.
+        #[arg(long)]
+        jobs: Option<usize>,
         /// One JSON object for each seed.
         #[arg(long)]
         json: bool,
+    },
+    /// Plays what must pass before a change lands: the library, the seeds that found something once, and some of the swarm.
+    Check {
+        /// Seeds of the swarm.
+        #[arg(long, default_value = "1..100", value_parser = seeds)]
+        seeds: (u64, u64),
+        /// Histories that are played at a time; as many as there are processors, when it is not given.
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// Where histories that fail are written, for `replay` and `shrink`.
+        #[arg(long, default_value = "sim-failures")]
+        keep: PathBuf,
     },
     /// Prints the scenario that `swarm` draws from a seed.
     Draw {
@@ -180,12 +197,24 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
             scenario.check()?;
             one(&scenario, seed, &show)
         }
-        Verb::Swarm { seeds, nodes, minutes, level, keep, json } => {
-            swarm(seeds, Size { nodes, minutes }, level, &keep, json)
+        Verb::Swarm { seeds: (first, last), nodes, minutes, level, keep, jobs, json } => {
+            if !json {
+                say!(
+                    "swarm of seeds {first}..{last} at level {level}: up to {nodes} nodes, {minutes} virtual minutes each"
+                );
+            }
+            let size = Size { nodes, minutes };
+            let histories: Vec<History> = (first..=last).map(|seed| drawn(seed, size, level)).collect();
+            play_all(&histories, jobs, &keep, json)
+        }
+        Verb::Check { seeds, jobs, keep } => {
+            let histories = gate(seeds)?;
+            say!("{} histories: the library, the corpus, and swarm seeds {}..{}", histories.len(), seeds.0, seeds.1);
+            play_all(&histories, jobs, &keep, false)
         }
         Verb::Draw { seed, nodes, minutes } => {
             let scenario = draw(seed, Size { nodes, minutes });
-            print(format_args!("{}", history(&scenario, seed)?));
+            print(format_args!("{}", text_of(&scenario, seed)?));
             Ok(true)
         }
         Verb::Replay { file, show } => {
@@ -262,7 +291,7 @@ fn read(file: &Path) -> anyhow::Result<History> {
     Ok(history)
 }
 
-fn history(scenario: &Scenario, seed: u64) -> anyhow::Result<String> {
+fn text_of(scenario: &Scenario, seed: u64) -> anyhow::Result<String> {
     Ok(toml::to_string(&History { seed, scenario: scenario.clone() })?)
 }
 
@@ -344,50 +373,77 @@ fn print_summary(summary: &Summary) {
     }
 }
 
-fn swarm((first, last): (u64, u64), size: Size, level: u8, keep: &Path, json: bool) -> anyhow::Result<bool> {
-    if !json {
-        say!(
-            "swarm of seeds {first}..{last} at level {level}: up to {} nodes, {} virtual minutes each",
-            size.nodes,
-            size.minutes
-        );
-    }
+/// What `swarm` draws from a seed.
+fn drawn(seed: u64, size: Size, level: u8) -> History {
+    History { seed, scenario: Scenario { level, ..draw(seed, size) } }
+}
+
+/// What must pass before a change lands.
+fn gate((first, last): (u64, u64)) -> anyhow::Result<Vec<History>> {
+    let library = LIBRARY.iter().map(|(name, text)| {
+        let scenario = Scenario::parse(text).with_context(|| format!("scenario {name}"))?;
+        Ok(History { seed: 1, scenario })
+    });
+    let mut histories = library.collect::<anyhow::Result<Vec<_>>>()?;
+    histories.extend(corpus().iter().map(|kept| {
+        let mut history = drawn(kept.seed, kept.size(), kept.level);
+        history.scenario.name = format!("corpus-{}", kept.seed);
+        history
+    }));
+    histories.extend((first..=last).map(|seed| drawn(seed, Size::default(), 1)));
+    // What takes longest goes first, so that no thread ends alone.
+    histories.sort_by_cached_key(|history| std::cmp::Reverse(history.scenario.work()));
+    Ok(histories)
+}
+
+/// Plays them, several at a time; tells of each that is not right, and keeps it.
+fn play_all(histories: &[History], jobs: Option<usize>, keep: &Path, json: bool) -> anyhow::Result<bool> {
     let mut progress = Progress::new(true);
-    let mut bad = 0;
-    for seed in first..=last {
-        let scenario = Scenario { level, ..draw(seed, size) };
-        progress.at((seed - first) as f64 / (last - first + 1) as f64, &format!("seed {seed}, {bad} bad"));
-        let summary = play(&scenario, seed, Options::default());
+    let (mut at, mut bad, mut fault) = (0, 0, None);
+    let play_one = |history: &History| play(&history.scenario, history.seed, Options::default());
+    let total = histories.len();
+    parallel::in_order(histories, jobs.unwrap_or_else(parallel::threads), play_one, |done, summary| {
+        let history = &histories[at];
+        at += 1;
+        progress.at(done as f64 / total as f64, &format!("{} seed {}, {bad} bad", summary.scenario, summary.seed));
         if json || !summary.violations.is_empty() {
             progress.wipe();
         }
         if json {
-            say!("{}", serde_json::to_string(&summary)?);
+            say!("{}", serde_json::to_string(&summary).expect("plain data"));
         }
-        if summary.violations.is_empty() {
-            continue;
-        }
-        bad += 1;
-        fs::create_dir_all(keep).with_context(|| keep.display().to_string())?;
-        let file = keep.join(format!("swarm-{seed}.toml"));
-        fs::write(&file, history(&scenario, seed)?).with_context(|| file.display().to_string())?;
-        if !json {
-            say!("seed {seed}: kept as {}", file.display());
-            for violation in &summary.violations {
-                say!(
-                    "    {} at {:.3} s ({} times): {}",
-                    violation.invariant,
-                    violation.at,
-                    violation.times,
-                    violation.what
-                );
+        if !summary.violations.is_empty() {
+            bad += 1;
+            match kept_as(history, keep) {
+                Ok(file) if !json => print_bad(&summary, &file),
+                Ok(_) => {}
+                Err(error) => fault = Some(error),
             }
         }
-    }
+    });
+    drop(progress);
     if !json {
-        say!("{} seeds, {bad} with violations", last - first + 1);
+        say!("{total} histories, {bad} with violations");
     }
-    Ok(bad == 0)
+    fault.map_or(Ok(bad == 0), Err)
+}
+
+/// Writes a history down.
+fn kept_as(history: &History, keep: &Path) -> anyhow::Result<PathBuf> {
+    fs::create_dir_all(keep).with_context(|| keep.display().to_string())?;
+    let name = &history.scenario.name;
+    // What is drawn has its seed in its name.
+    let drawn = name.ends_with(&format!("-{}", history.seed));
+    let file = keep.join(if drawn { format!("{name}.toml") } else { format!("{name}-{}.toml", history.seed) });
+    fs::write(&file, text_of(&history.scenario, history.seed)?).with_context(|| file.display().to_string())?;
+    Ok(file)
+}
+
+fn print_bad(summary: &Summary, file: &Path) {
+    say!("{} seed {}: kept as {}", summary.scenario, summary.seed, file.display());
+    for violation in &summary.violations {
+        say!("    {} at {:.3} s ({} times): {}", violation.invariant, violation.at, violation.times, violation.what);
+    }
 }
 
 fn shorten(file: &Path, runs: u32) -> anyhow::Result<bool> {
@@ -398,7 +454,7 @@ fn shorten(file: &Path, runs: u32) -> anyhow::Result<bool> {
         return Ok(true);
     };
     let target = file.with_extension("short.toml");
-    fs::write(&target, history(&shrunk.scenario, seed)?).with_context(|| target.display().to_string())?;
+    fs::write(&target, text_of(&shrunk.scenario, seed)?).with_context(|| target.display().to_string())?;
     say!("{} steps after {} runs: {}", shrunk.scenario.step.len(), shrunk.runs, target.display());
     Ok(false)
 }

@@ -1,12 +1,13 @@
 //! `lanemesh-sim plant`: the test of the tests, from the command line.
 
-use std::{fs, path::PathBuf, thread::available_parallelism};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use lanemesh::types::Planted;
 use lanemesh_sim::{
-    planted::{Catch, Healthy, Kept, SIZE, check, in_parallel, kept, search},
+    parallel::{in_order, threads},
+    planted::{Catch, Healthy, Kept, SIZE, check, kept, search},
     say,
     swarm::Size,
 };
@@ -59,10 +60,11 @@ pub fn run(plant: Plant) -> anyhow::Result<bool> {
             let size = Size { nodes, minutes };
             say!("{} faults, up to {seeds} seeds each: {nodes} nodes, {minutes} virtual minutes", faults.len());
             let healthy = Healthy::default();
-            let found = in_parallel(&faults, threads(), |fault| {
-                let catch = search(*fault, size, seeds, &healthy);
+            let mut found = Vec::new();
+            let look = |fault: &Planted| (*fault, search(*fault, size, seeds, &healthy));
+            in_order(&faults, threads(), look, |_, (fault, catch)| {
                 row(fault.name(), catch.as_ref());
-                catch
+                found.push(catch);
             });
             let missed = found.iter().filter(|catch| catch.is_none()).count();
             if let Some(file) = keep {
@@ -75,21 +77,20 @@ pub fn run(plant: Plant) -> anyhow::Result<bool> {
             let kept = kept();
             let size = Size { nodes: kept.nodes, minutes: kept.minutes };
             let healthy = Healthy::default();
-            let found = in_parallel(&kept.catch, threads(), |catch| {
-                let now = check(catch, size, &healthy);
-                row(&catch.fault, now.as_ref());
-                (catch.clone(), now)
+            let (mut caught, mut moved) = (0, 0);
+            let look = |catch: &Catch| (catch.clone(), check(catch, size, &healthy));
+            in_order(&kept.catch, threads(), look, |_, (before, now)| {
+                row(&before.fault, now.as_ref());
+                caught += usize::from(now.is_some());
+                moved += usize::from(now.is_some_and(|now| (now.seed, now.scenario) != (before.seed, before.scenario)));
             });
-            let moved = found.iter().filter(|(before, now)| now.as_ref().is_some_and(|now| now.seed != before.seed));
-            let moved = moved.count();
             if moved > 0 {
                 say!(
                     "{moved} are caught by another seed than the kept one: `plant search --keep` brings the file up to date"
                 );
             }
-            let missed = Planted::ALL.len() - found.iter().filter(|(_, now)| now.is_some()).count();
-            say!("{} of {} faults caught", Planted::ALL.len() - missed, Planted::ALL.len());
-            Ok(missed == 0)
+            say!("{caught} of {} faults caught", Planted::ALL.len());
+            Ok(caught == Planted::ALL.len())
         }
     }
 }
@@ -121,8 +122,4 @@ fn keep_in(file: &PathBuf, size: Size, found: Vec<Option<Catch>>) -> anyhow::Res
     let place = |catch: &Catch| Planted::ALL.iter().position(|fault| fault.name() == catch.fault);
     kept.catch.sort_by_key(place);
     fs::write(file, toml::to_string(&kept)?).with_context(at)
-}
-
-fn threads() -> usize {
-    available_parallelism().map_or(1, usize::from)
 }

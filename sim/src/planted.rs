@@ -7,10 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Mutex, PoisonError},
 };
 
 use lanemesh::types::{Planted, plant};
@@ -115,25 +112,6 @@ pub fn check(catch: &Catch, size: Size, healthy: &Healthy) -> Option<Catch> {
 
 fn in_long(fault: Planted, healthy: &Healthy) -> Option<Catch> {
     LONG.iter().find_map(|name| caught(fault, Some(name), &library(name)?, 1, healthy))
-}
-
-/// Runs a job for each fault, on as many threads; results in order.
-pub fn in_parallel<T: Sync, R: Send>(jobs: &[T], threads: usize, run: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let results: Mutex<BTreeMap<usize, R>> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| {
-                while let at = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(job) = jobs.get(at)
-                {
-                    let result = run(job);
-                    results.lock().unwrap_or_else(PoisonError::into_inner).insert(at, result);
-                }
-            });
-        }
-    });
-    results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
 }
 
 fn library(name: &str) -> Option<Scenario> {

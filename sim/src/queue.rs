@@ -1,6 +1,6 @@
 //! What will happen, by (time, sequence): events of the same moment happen in the order in which they were planned.
 
-use std::{cmp::Ordering, collections::BinaryHeap, net::SocketAddr};
+use std::{cmp::Reverse, collections::BinaryHeap, net::SocketAddr};
 
 use bytes::Bytes;
 use lanemesh::{node::DialError, routing::Outcome};
@@ -75,37 +75,13 @@ pub enum Event {
     Gone(Run),
 }
 
-struct Planned {
-    at: Time,
-    sequence: u64,
-    event: Event,
-}
-
-impl PartialEq for Planned {
-    fn eq(&self, other: &Self) -> bool {
-        self.sequence == other.sequence
-    }
-}
-
-impl Eq for Planned {}
-
-impl PartialOrd for Planned {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Planned {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // The heap gives the greatest first.
-        (other.at, other.sequence).cmp(&(self.at, self.sequence))
-    }
-}
-
-/// The future.
+/// The future. What is ordered are three numbers; the events themselves stay where they were put.
 #[derive(Default)]
 pub struct Queue {
-    heap: BinaryHeap<Planned>,
+    /// Time, sequence, place.
+    heap: BinaryHeap<Reverse<(Time, u64, u32)>>,
+    events: Vec<Option<Event>>,
+    free: Vec<u32>,
     sequence: u64,
 }
 
@@ -113,15 +89,27 @@ impl Queue {
     /// Plans an event.
     pub fn plan(&mut self, at: Time, event: Event) {
         self.sequence += 1;
-        self.heap.push(Planned { at, sequence: self.sequence, event });
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.events[place as usize] = Some(event);
+                place
+            }
+            None => {
+                self.events.push(Some(event));
+                self.events.len() as u32 - 1
+            }
+        };
+        self.heap.push(Reverse((at, self.sequence, place)));
     }
 
     /// The next event, unless it lies after `until`.
     pub fn next(&mut self, until: Time) -> Option<(Time, Event)> {
-        if self.heap.peek().is_none_or(|next| next.at > until) {
+        if self.heap.peek().is_none_or(|Reverse((at, ..))| *at > until) {
             return None;
         }
-        self.heap.pop().map(|planned| (planned.at, planned.event))
+        let Reverse((at, _, place)) = self.heap.pop()?;
+        self.free.push(place);
+        self.events[place as usize].take().map(|event| (at, event))
     }
 
     /// Events planned.

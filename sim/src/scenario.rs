@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use lanemesh::node::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::links::Quality;
@@ -323,6 +324,20 @@ impl Scenario {
         self.mesh.cpu.unwrap_or(if self.level == 2 { 1.0 } else { 0.0 })
     }
 
+    /// The constants of its sidecars' membership.
+    pub fn membership(&self) -> MembershipConfig {
+        match self.mesh.profile {
+            Profile::Lan => MembershipConfig::lan(),
+            Profile::Wan => MembershipConfig::wan(),
+        }
+    }
+
+    /// About how much work it is to play, to be compared with others: host-seconds, dearer at level 2.
+    pub fn work(&self) -> u64 {
+        let dear = if self.level == 2 { LEVEL_2 } else { 1.0 };
+        (f64::from(self.mesh.nodes) * (self.seconds + self.settle) * dear) as u64
+    }
+
     /// As a file.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("plain data always encodes")
@@ -454,6 +469,9 @@ fn fields(act: Do) -> (Names, Names, Names) {
 
 /// More would not fit into memory.
 const MOST_NODES: u32 = 5000;
+
+/// A host-second at level 2, in such of level 1.
+const LEVEL_2: f64 = 20.0;
 
 #[cfg(test)]
 mod tests {

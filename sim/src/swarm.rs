@@ -19,6 +19,13 @@ pub struct Size {
     pub minutes: f64,
 }
 
+impl Default for Size {
+    /// As the goal for its speed has it: 50 hosts for 5 minutes.
+    fn default() -> Self {
+        Self { nodes: 50, minutes: 5.0 }
+    }
+}
+
 /// The scenario of a seed.
 pub fn draw(seed: u64, size: Size) -> Scenario {
     let mut chance = Chance::of(seed, &[SWARM]);

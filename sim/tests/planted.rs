@@ -4,7 +4,8 @@
 
 use lanemesh::types::Planted;
 use lanemesh_sim::{
-    planted::{Healthy, check, in_parallel, kept},
+    parallel::in_order,
+    planted::{Healthy, check, kept},
     swarm::Size,
 };
 
@@ -16,7 +17,14 @@ fn every_planted_fault_is_caught() {
     assert_eq!(listed, all, "planted.toml is to name each fault: `lanemesh-sim plant search --keep sim/planted.toml`");
     let size = Size { nodes: kept.nodes, minutes: kept.minutes };
     let healthy = Healthy::default();
-    let found = in_parallel(&kept.catch, 2, |catch| (catch.fault.clone(), check(catch, size, &healthy)));
-    let missed: Vec<String> = found.into_iter().filter(|(_, now)| now.is_none()).map(|(fault, _)| fault).collect();
+    let mut missed = Vec::new();
+    in_order(
+        &kept.catch,
+        2,
+        |catch| (&catch.fault, check(catch, size, &healthy)),
+        |_, (fault, now)| {
+            missed.extend(now.is_none().then_some(fault));
+        },
+    );
     assert!(missed.is_empty(), "nobody notices {missed:?}: strengthen an invariant, or search for new seeds");
 }

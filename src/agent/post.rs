@@ -3,11 +3,9 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use bytes::Bytes;
-
 use crate::{
     net::{Net, NetEvent, NetFault},
-    node::{DialError, Event, Input, Output},
+    node::{DialError, Event, Input, Output, Stored},
     routing::CandidateTable,
 };
 
@@ -38,7 +36,7 @@ pub enum ForShell {
         /// As in [`Output::Persist`].
         generation: u64,
         /// As in [`Output::Persist`].
-        bytes: Bytes,
+        stored: Box<Stored>,
     },
     /// See [`Output::Event`].
     Event(Event),
@@ -65,7 +63,7 @@ pub fn carry(net: &Net, output: Output) -> Option<ForShell> {
         Output::UdpProbe { token, addr } => net.udp_probe(token, addr),
         Output::Retire(node) => net.retire(&node),
         Output::Publish(table) => return Some(ForShell::Publish(table)),
-        Output::Persist { generation, bytes } => return Some(ForShell::Persist { generation, bytes }),
+        Output::Persist { generation, stored } => return Some(ForShell::Persist { generation, stored }),
         Output::Event(event) => return Some(ForShell::Event(event)),
     }
     None

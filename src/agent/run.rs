@@ -8,7 +8,6 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
@@ -21,7 +20,7 @@ use super::{
 use crate::{
     config::Check,
     net::{Net, NetEvent},
-    node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN},
+    node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN, Stored},
     ready::{Blocker, Ready},
     routing::{self, Locality, Rules, Snapshot},
     telemetry::Clock,
@@ -260,7 +259,7 @@ impl Agent {
                     self.builder.build(table);
                     self.warn_of_twins();
                 }
-                Some(ForShell::Persist { generation, bytes }) => self.persist(generation, bytes),
+                Some(ForShell::Persist { generation, stored }) => self.persist(generation, stored),
                 Some(ForShell::Event(event)) => self.event(event),
                 None => {}
             }
@@ -273,8 +272,8 @@ impl Agent {
     }
 
     /// A generation is used only when it is on disk; of later writes nobody waits for the end.
-    fn persist(&mut self, generation: u64, bytes: Bytes) {
-        self.state.write(bytes);
+    fn persist(&mut self, generation: u64, stored: Box<Stored>) {
+        self.state.write(stored);
         if generation > self.writing {
             self.writing = generation;
             let written = self.written.clone();

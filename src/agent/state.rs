@@ -8,8 +8,6 @@ use std::{
     sync::mpsc,
 };
 
-use bytes::Bytes;
-
 use crate::node::Stored;
 
 const STATE: &str = "state";
@@ -103,9 +101,9 @@ impl StateDir {
         fresh
     }
 
-    /// Writes the state, soon, off this thread; of several only the last.
-    pub(super) fn write(&mut self, bytes: Bytes) {
-        self.hand_over(Job::Write(bytes));
+    /// Encodes and writes the state, soon, off this thread; of several only the last.
+    pub(super) fn write(&mut self, stored: Box<Stored>) {
+        self.hand_over(Job::Write(stored));
     }
 
     /// Calls back when everything handed over so far has been written, or could not be.
@@ -136,7 +134,7 @@ impl StateDir {
 
 /// What the writer is told.
 enum Job {
-    Write(Bytes),
+    Write(Box<Stored>),
     Tell(Box<dyn FnOnce() + Send>),
 }
 
@@ -147,12 +145,12 @@ fn write_all(path: &Path, inbox: &mpsc::Receiver<Job>) {
         let (mut newest, mut waiting) = (None, Vec::new());
         for job in std::iter::once(first).chain(inbox.try_iter()) {
             match job {
-                Job::Write(bytes) => newest = Some(bytes),
+                Job::Write(stored) => newest = Some(stored),
                 Job::Tell(back) => waiting.push(back),
             }
         }
-        if let Some(bytes) = newest {
-            let written = replace(path, &bytes);
+        if let Some(stored) = newest {
+            let written = replace(path, &stored.encode());
             if let Err(error) = &written
                 && !failing
             {
@@ -195,7 +193,7 @@ mod tests {
         let stored = Stored { generation: 3, ..Stored::default() };
         let mut state = StateDir::open(dir.path()).unwrap();
         assert_eq!(state.load(), Stored::default());
-        state.write(stored.encode().into());
+        state.write(Box::new(stored.clone()));
         assert!(matches!(StateDir::open(dir.path()), Err(StateError::InUse(_))), "a second process is refused");
         drop(state);
         let state = StateDir::open(dir.path()).unwrap();

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 
-use super::{Event, Node, Now, Phase, Spread, view::Urgency};
+use super::{Event, Node, Now, Phase, view::Urgency};
 use crate::{
     catalog::{Change, Merge},
     types::{Health, InstanceRecord, NodeId},
@@ -21,7 +21,8 @@ const MOST_ANSWERS: usize = 8;
 
 impl Node {
     pub(super) fn envelope(&mut self, now: Now, from: &NodeId, addr: SocketAddr, bytes: Bytes) {
-        let (envelope, faults) = match Envelope::decode(bytes) {
+        let held = |kind, body: &[u8]| self.catalog.holds_body(kind, body);
+        let (envelope, faults) = match Envelope::decode_unless(bytes, held) {
             Ok(decoded) => decoded,
             Err(fault) => return self.malformed(now, from, fault.to_string()),
         };
@@ -69,6 +70,7 @@ impl Node {
                 answers.push(answer);
             }
         }
+        self.pass_on(now, from);
         // A node that has not joined yet says nothing of itself: its generation is not settled.
         if !answers.is_empty() && self.phase == Phase::Member {
             self.send_statements(from, answers);
@@ -122,7 +124,10 @@ impl Node {
         self.counters.statements_news += 1;
         self.touch(now);
         self.applied(now, from, &change);
-        self.spread(statement, body, Spread::Eager, Some(from));
+        if self.phase == Phase::Member {
+            self.queue.push(statement.clone(), body);
+        }
+        self.fresh.push(statement);
     }
 
     /// A change of the catalog reaches the membership and the view.

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use super::MembershipConfig;
+use super::{MembershipConfig, Stored};
 use crate::{
     routing::CandidateTable,
     types::{MemberState, Mono, NodeId, Wall},
@@ -139,8 +139,8 @@ pub enum Output {
     Persist {
         /// The generation in it.
         generation: u64,
-        /// The file.
-        bytes: Bytes,
+        /// What the file is made from: not by the node, which has better things to do than to encode everything it knows.
+        stored: Box<Stored>,
     },
     /// Something people or metrics want to know.
     Event(Event),

@@ -57,6 +57,11 @@ pub struct Node {
     catalog: Catalog,
     membership: Membership,
     queue: gossip::Queue,
+    /// News that is to be passed on, all of it together.
+    fresh: Vec<Statement>,
+    /// When news was passed on last, and when the rest is.
+    passed_at: Option<Mono>,
+    pass_at: Option<Mono>,
     view: view::View,
     local: local::Local,
     seeds: BTreeMap<SocketAddr, join::Seed>,
@@ -115,6 +120,9 @@ impl Node {
             catalog: Catalog::new(),
             membership,
             queue: gossip::Queue::default(),
+            fresh: Vec::new(),
+            passed_at: None,
+            pass_at: None,
             view: view::View::new(config.coalesce.min(Duration::from_secs(2))),
             local: local::Local::new(stored.drains, facts),
             seeds: BTreeMap::new(),
@@ -167,6 +175,9 @@ impl Node {
         self.drive_join(now);
         self.ask_seeds_for_control(now);
         self.drive_sync(now);
+        if self.pass_at.is_some_and(|at| now.mono >= at) {
+            self.pass_on_now(now, None);
+        }
         if self.gossip_at.is_some_and(|at| now.mono >= at) {
             self.gossip_round(now);
         }
@@ -187,6 +198,7 @@ impl Node {
         [
             self.membership.poll_timeout(),
             self.gossip_at,
+            self.pass_at,
             self.view.due(),
             self.persist_at,
             joining,
@@ -279,7 +291,7 @@ impl Node {
     fn spread(&mut self, statement: Statement, body: &Body, spread: Spread, except: Option<&NodeId>) {
         self.queue.push(statement.clone(), body);
         let count = match spread {
-            Spread::Queue => 0,
+            Spread::Queue => return,
             Spread::Eager => EAGER,
             Spread::Flood => FLOOD_MOST,
         };
@@ -287,6 +299,31 @@ impl Node {
         let bytes = envelope.encode();
         for to in self.some_active(count, except) {
             self.send_bytes(&to, bytes.clone());
+        }
+    }
+
+    /// Passes what was news to a few others: at once, or with what else comes in the next moment where much does. Not while
+    /// this node joins: what it lacks then is what everybody else has.
+    fn pass_on(&mut self, now: Now, from: &NodeId) {
+        if self.phase != Phase::Member {
+            self.fresh.clear();
+        }
+        if self.fresh.is_empty() {
+            return;
+        }
+        match self.passed_at.map(|at| at + PASS_ON_EVERY).filter(|rested| now.mono < *rested) {
+            None => self.pass_on_now(now, Some(from)),
+            rested => self.pass_at = rested,
+        }
+    }
+
+    fn pass_on_now(&mut self, now: Now, from: Option<&NodeId>) {
+        (self.passed_at, self.pass_at) = (Some(now.mono), None);
+        let fresh = std::mem::take(&mut self.fresh);
+        let envelopes = gossip::pack(fresh, self.digest());
+        let envelopes: Vec<Bytes> = envelopes.iter().map(Envelope::encode).collect();
+        for to in self.some_active(EAGER, from) {
+            envelopes.iter().for_each(|bytes| self.send_bytes(&to, bytes.clone()));
         }
     }
 
@@ -421,7 +458,7 @@ impl Node {
         self.persisted_at = Some(now.mono);
         let generation = self.written.wanted().unwrap_or(self.generation);
         let stored = Stored { generation, drains: self.local.drains(), statements: self.catalog.statements() };
-        self.outputs.push_back(Output::Persist { generation, bytes: stored.encode().into() });
+        self.outputs.push_back(Output::Persist { generation, stored: Box::new(stored) });
     }
 
     /// Loads what was known before the restart; each statement is checked again like any other.
@@ -502,6 +539,8 @@ enum Spread {
 const JOIN_WAIT: Duration = Duration::from_millis(400);
 /// Members that hear news at once from whoever hears it.
 const EAGER: usize = 4;
+/// Between two times that this is done. News comes alone or by hundreds, as when many start at once; then it travels in company.
+const PASS_ON_EVERY: Duration = Duration::from_millis(10);
 /// Most members that hear a leave, drain or rollback at once from its author.
 const FLOOD_MOST: usize = 64;
 /// Members per gossip round.

@@ -92,6 +92,7 @@ impl Node {
     pub(super) fn compare_digest(&mut self, now: Now, from: &NodeId, digest: u64) {
         if digest == self.digest() {
             self.syncs.mismatch = None;
+            self.queue.peer_agrees(from);
             return;
         }
         let since = *self.syncs.mismatch.get_or_insert(now.mono);

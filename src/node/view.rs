@@ -11,6 +11,8 @@ use std::{
     time::Duration,
 };
 
+use rustc_hash::FxHashMap;
+
 use crate::{
     catalog::Catalog,
     routing::{Candidate, CandidateTable},
@@ -38,6 +40,9 @@ pub(super) enum Urgency {
 /// Those who went with many others of one service are its last resort, as those are who went with much of the mesh: at least
 /// three, and 15 % of the service's sidecars.
 fn keep_lost_services(now: Mono, catalog: &Catalog, membership: &mut Membership) {
+    if !membership.lost_any_lately(now) {
+        return;
+    }
     let mut services: BTreeMap<&ServiceName, (BTreeSet<&NodeId>, BTreeSet<&NodeId>)> = BTreeMap::new();
     for record in catalog.instances().map(|entry| &entry.record).filter(|record| !record.removed) {
         if membership.lost_lately(&record.owner, now) {
@@ -68,7 +73,8 @@ pub(super) struct View {
     dirty: Option<Urgency>,
     last: Option<Mono>,
     version: u64,
-    flaps: BTreeMap<(NodeId, InstanceId), Flap>,
+    /// Looked up, never walked in an order that shows.
+    flaps: FxHashMap<(NodeId, InstanceId), Flap>,
     held_until: Option<Mono>,
 }
 
@@ -85,7 +91,7 @@ struct Flap {
 
 impl View {
     pub fn new(coalesce: Duration) -> Self {
-        Self { coalesce, dirty: None, last: None, version: 0, flaps: BTreeMap::new(), held_until: None }
+        Self { coalesce, dirty: None, last: None, version: 0, flaps: FxHashMap::default(), held_until: None }
     }
 
     pub fn changed(&mut self, urgency: Urgency) {
@@ -115,16 +121,20 @@ impl View {
         (self.dirty, self.last, self.held_until) = (None, Some(now), None);
         self.version += 1;
         keep_lost_services(now, catalog, membership);
-        let mut instances: Vec<Candidate> = catalog
-            .instances()
-            .filter(|entry| !entry.record.removed)
-            .filter_map(|entry| self.candidate(now, me, entry.record.clone(), catalog, membership))
-            .collect();
-        instances.sort_unstable_by(|a, b| {
-            let (a, b) = (&a.record, &b.record);
-            (&a.service, &a.id, &a.owner).cmp(&(&b.service, &b.id, &b.owner))
-        });
-        self.flaps.retain(|(owner, id), _| catalog.instance(owner, id).is_some());
+        let mut by_service: BTreeMap<&ServiceName, Vec<Candidate>> = BTreeMap::new();
+        for record in catalog.instances().map(|entry| &entry.record).filter(|record| !record.removed) {
+            if let Some(candidate) = self.candidate(now, me, record.clone(), catalog, membership) {
+                by_service.entry(&record.service).or_default().push(candidate);
+            }
+        }
+        // They come by owner; ids mostly go the same way, and a stable sort is quick with what is nearly in order.
+        let by_name =
+            |a: &Candidate, b: &Candidate| (&a.record.id, &a.record.owner).cmp(&(&b.record.id, &b.record.owner));
+        by_service.values_mut().for_each(|candidates| candidates.sort_by(by_name));
+        let instances: Vec<Candidate> = by_service.into_values().flatten().collect();
+        if self.flaps.len() > instances.len() {
+            self.flaps.retain(|(owner, id), _| catalog.instance(owner, id).is_some());
+        }
         let policies = catalog.policies().map(|entry| (entry.policy.service.clone(), entry.policy.clone())).collect();
         Some(CandidateTable { version: self.version, digest: catalog.digest(), instances, policies })
     }
@@ -147,8 +157,10 @@ impl View {
         let held = self.held(now, &record, owner);
         // A view from disk counts until its owner is heard of or found dead.
         let from_disk = member.stale && matches!(owner, MemberState::Alive | MemberState::Doubtful);
-        let last_resort =
-            membership.is_last_resort(&record.owner).filter(|until| owner == MemberState::Down && now < *until);
+        let last_resort = match owner {
+            MemberState::Down => membership.is_last_resort(&record.owner).filter(|until| now < *until),
+            MemberState::Alive | MemberState::Doubtful | MemberState::Left => None,
+        };
         if let Some(until) = last_resort {
             self.held_until = Some(self.held_until.map_or(until, |at| at.min(until)));
         }

@@ -8,13 +8,30 @@ use crate::{queue::SECOND, world::World};
 pub const NAME: &str = "digests-agree";
 pub const DOC: &str = "At the end of a run, long after the last fault, all members that have run for 20 s have the same settled \
 digest: they hold the same records, policies and introductions, and think the same of everybody. Without it every node would \
-open a sync each second for ever.";
+open a sync each second for ever. And all through a run a node's catalog leaves out of its digest exactly those that its \
+membership takes for gone.";
 
 pub struct Check;
 
 impl Invariant for Check {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn sample(&mut self, world: &World, found: &mut Findings) {
+        // One host each second, in turn.
+        let second = (world.now / SECOND) as usize;
+        let host = &world.hosts[second % world.hosts.len()];
+        let Some(node) = &host.node else { return };
+        for (id, entry) in node.catalog().members().filter(|(id, _)| **id != host.id) {
+            let gone = entry.has_left() || node.membership().has_gone(id);
+            if gone != node.catalog().is_gone(id) {
+                let (left, state) = (entry.has_left(), node.membership().state(id));
+                let text =
+                    format!("{}: {id} has left: {left}, is {state:?}; for the digest it is gone: {}", host.id, !gone);
+                return found.add(NAME, text);
+            }
+        }
     }
 
     fn end(&mut self, world: &World, found: &mut Findings) {

@@ -1,11 +1,9 @@
 //! What is drained or has left gets no new request.
 
-use lanemesh::routing::InstanceEntry;
-
-use super::{Findings, Invariant, secs};
+use super::{Findings, Invariant, Try, secs};
 use crate::{
     queue::{SECOND, Time},
-    world::{Flight, SETTLED, Target, World},
+    world::{Target, World},
 };
 
 pub const NAME: &str = "drained-gets-nothing";
@@ -20,22 +18,17 @@ impl Invariant for Check {
         NAME
     }
 
-    fn tried(
-        &mut self,
-        world: &World,
-        flight: &Flight,
-        entry: &InstanceEntry,
-        target: Option<Target>,
-        found: &mut Findings,
-    ) {
-        let Some(Target { host, app }) = target else { return };
+    fn tried(&mut self, world: &World, Try { flight, entry, target }: &Try<'_>, found: &mut Findings) {
+        let Some(Target { host, app }) = *target else { return };
         let there = &world.hosts[host as usize];
         let Some(drained) = there.apps.get(usize::from(app)).and_then(|app| app.drained) else { return };
         let spread = if world.links.base.loss > 0.05 { 10 * SECOND } else { SPREAD };
         let asker = &world.hosts[flight.at.host as usize];
-        let was_well = asker.is_clean(world.now, SETTLED) && asker.island_since + SETTLED <= world.now;
-        let could_tell =
-            there.trouble == 0 && there.clean_since + SETTLED <= drained && there.island_since + SETTLED <= drained;
+        let was_well =
+            asker.is_clean(world.now, world.bounds.settled) && asker.island_since + world.bounds.settled <= world.now;
+        let could_tell = there.trouble == 0
+            && there.clean_since + world.bounds.settled <= drained
+            && there.island_since + world.bounds.settled <= drained;
         // A request that was decided before goes on as it was decided.
         if drained + spread < flight.begun && was_well && could_tell && asker.island == there.island.or(asker.island) {
             found.add(

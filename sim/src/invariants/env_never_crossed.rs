@@ -1,9 +1,7 @@
 //! Nothing crosses an environment.
 
-use lanemesh::routing::InstanceEntry;
-
-use super::{Findings, Invariant};
-use crate::world::{Flight, Target, World};
+use super::{Findings, Invariant, Try};
+use crate::world::World;
 
 pub const NAME: &str = "env-never-crossed";
 pub const DOC: &str = "No request is ever sent to an instance of another environment than its sidecar's: neither by the record, nor \
@@ -16,14 +14,7 @@ impl Invariant for Check {
         NAME
     }
 
-    fn tried(
-        &mut self,
-        world: &World,
-        flight: &Flight,
-        entry: &InstanceEntry,
-        target: Option<Target>,
-        found: &mut Findings,
-    ) {
+    fn tried(&mut self, world: &World, Try { flight, entry, target }: &Try<'_>, found: &mut Findings) {
         let own = &world.hosts[flight.at.host as usize].locality.env;
         let there = target.map(|target| &world.hosts[target.host as usize].locality.env);
         if entry.record.env != *own || there.is_some_and(|env| env != own) {

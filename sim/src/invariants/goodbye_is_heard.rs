@@ -5,7 +5,7 @@ use lanemesh::types::MemberState;
 use super::{Findings, Invariant, secs};
 use crate::{
     queue::{SECOND, Time},
-    world::{SETTLED, World},
+    world::World,
 };
 
 pub const NAME: &str = "goodbye-is-heard";
@@ -26,11 +26,11 @@ impl Invariant for Check {
                 continue;
             }
             for host in world.hosts.iter() {
-                let well = host.is_clean(world.now, SETTLED + SPREAD)
-                    && host.started + SETTLED <= gone.ended
+                let well = host.is_clean(world.now, world.bounds.settled + SPREAD)
+                    && host.started + world.bounds.settled <= gone.ended
                     && host.island.is_some()
                     && host.island == gone.island
-                    && host.island_since + SETTLED <= gone.ended;
+                    && host.island_since + world.bounds.settled <= gone.ended;
                 let Some(node) = host.node.as_ref().filter(|_| well) else { continue };
                 let state = node.membership().state(&gone.id);
                 if state.is_some_and(|state| state != MemberState::Left) {

@@ -4,6 +4,7 @@
 //! the truth at hand, and can change nothing.
 
 mod bounded;
+mod connections_agree;
 mod digests_agree;
 mod drained_gets_nothing;
 mod env_never_crossed;
@@ -62,21 +63,24 @@ pub trait Invariant {
     /// A request came for a service that the host does not know.
     fn unknown_service(&mut self, world: &World, host: u32, service: usize, found: &mut Findings) {}
     /// A request is sent to an instance.
-    fn tried(
-        &mut self,
-        world: &World,
-        flight: &Flight,
-        entry: &InstanceEntry,
-        target: Option<Target>,
-        found: &mut Findings,
-    ) {
-    }
+    fn tried(&mut self, world: &World, attempt: &Try<'_>, found: &mut Findings) {}
     /// A request is over.
     fn landed(&mut self, world: &World, flight: &Flight, end: End, found: &mut Findings) {}
     /// A second has passed.
     fn sample(&mut self, world: &World, found: &mut Findings) {}
     /// The run is over.
     fn end(&mut self, world: &World, found: &mut Findings) {}
+}
+
+/// One try of a request.
+#[derive(Clone, Copy)]
+pub struct Try<'a> {
+    /// The request, this try included.
+    pub flight: &'a Flight,
+    /// The instance it goes to, as the sidecar sees it.
+    pub entry: &'a InstanceEntry,
+    /// Who really lives at that address, if anybody does.
+    pub target: Option<Target>,
 }
 
 /// Something that must not be.
@@ -157,6 +161,7 @@ pub const ALL: &[(&str, &str)] = &[
     (sent_as_often_as_it_may::NAME, sent_as_often_as_it_may::DOC),
     (shares_follow_weights::NAME, shares_follow_weights::DOC),
     (unwell_judge_nobody::NAME, unwell_judge_nobody::DOC),
+    (connections_agree::NAME, connections_agree::DOC),
     (
         "node-rests",
         "A node's timers never come up more than 2,000 times in one virtual second: a deadline in the past that stays there would be a loop without an end in life.",
@@ -179,7 +184,7 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(no_false_death::Check::default()),
         Box::new(views_converge::Check::default()),
         Box::new(digests_agree::Check),
-        Box::new(ring_is_pure::Check),
+        Box::new(ring_is_pure::Check::default()),
         Box::new(few_keys_move::Check),
         Box::new(view_follows::Check::default()),
         Box::new(drained_gets_nothing::Check),
@@ -188,7 +193,7 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(rollbacks_stand::Check),
         Box::new(safe_requests_succeed::Check),
         Box::new(policy_spreads::Check::default()),
-        Box::new(only_owners_words::Check),
+        Box::new(only_owners_words::Check::default()),
         Box::new(meshes_stay_apart::Check),
         Box::new(names_are_free::Check),
         Box::new(bounded::Check::default()),
@@ -204,6 +209,7 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(sent_as_often_as_it_may::Check),
         Box::new(shares_follow_weights::Check),
         Box::new(unwell_judge_nobody::Check),
+        Box::new(connections_agree::Check::default()),
     ];
     all.into_iter().filter(|check| !scenario.allow.contains_key(check.name())).collect()
 }

@@ -3,11 +3,11 @@
 use lanemesh::types::MemberState;
 
 use super::{Findings, Invariant, secs};
-use crate::world::{SETTLED, World};
+use crate::world::World;
 
 pub const NAME: &str = "no-false-death";
 pub const DOC: &str = "A node that runs, is not starved, can reach and be reached by everybody on its side, and was so for \
-the last 15 s, is not declared down by another of which the same is true. Losses count against it up to 15 % on every link; \
+the last 15 s (with the LAN's constants), is not declared down by another of which the same is true. Losses count against it up to 15 % on every link; \
 above, 20 verdicts in 1,000 node-minutes are allowed (REQUIREMENTS M5, S3).";
 
 #[derive(Default)]
@@ -21,7 +21,7 @@ impl Invariant for Check {
     }
 
     fn member(&mut self, world: &World, observer: u32, subject: u32, state: MemberState, found: &mut Findings) {
-        if state != MemberState::Down || !world.all_well(observer, subject, SETTLED) {
+        if state != MemberState::Down || !world.all_well(observer, subject, world.bounds.settled) {
             return;
         }
         if world.links.base.loss > CALM_LOSS {

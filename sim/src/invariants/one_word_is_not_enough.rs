@@ -3,11 +3,7 @@
 use lanemesh::types::MemberState;
 
 use super::{Findings, Invariant, secs};
-use crate::{
-    queue::SECOND,
-    scenario::Do,
-    world::{SETTLED, World},
-};
+use crate::{queue::SECOND, scenario::Do, world::World};
 
 pub const NAME: &str = "one-word-is-not-enough";
 pub const DOC: &str = "In a mesh of four and more, a member that runs well, and that everybody but one can reach, is not declared \
@@ -23,7 +19,7 @@ impl Invariant for Check {
 
     fn member(&mut self, world: &World, observer: u32, subject: u32, state: MemberState, found: &mut Findings) {
         let other = &world.hosts[subject as usize];
-        let calm = other.is_clean(world.now, SETTLED) && other.started + SETTLED <= world.now;
+        let calm = other.is_clean(world.now, world.bounds.settled) && other.started + world.bounds.settled <= world.now;
         let judged = matches!(state, MemberState::Down | MemberState::Doubtful);
         if !judged || !calm || world.links.base.loss > 0.05 {
             return;

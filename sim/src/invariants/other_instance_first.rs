@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use lanemesh::routing::InstanceEntry;
-
-use super::{Findings, Invariant};
-use crate::world::{Flight, Target, World};
+use super::{Findings, Invariant, Try};
+use crate::world::World;
 
 pub const NAME: &str = "other-instance-first";
 pub const DOC: &str = "A request goes to the same instance twice only when every other candidate of its lane was tried (or over a \
@@ -18,16 +16,9 @@ impl Invariant for Check {
         NAME
     }
 
-    fn tried(
-        &mut self,
-        world: &World,
-        flight: &Flight,
-        entry: &InstanceEntry,
-        target: Option<Target>,
-        found: &mut Findings,
-    ) {
+    fn tried(&mut self, world: &World, Try { flight, entry, target }: &Try<'_>, found: &mut Findings) {
         let Some((_, before)) = flight.tries.split_last() else { return };
-        if target.is_none() || !before.contains(&target) {
+        if target.is_none() || !before.contains(target) {
             return;
         }
         let Some(view) = flight.snapshot.service(world.services[flight.service].as_str()) else { return };

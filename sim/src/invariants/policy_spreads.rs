@@ -5,7 +5,7 @@ use lanemesh::types::PolicyVersion;
 use super::{Findings, Invariant, secs};
 use crate::{
     queue::{SECOND, Time},
-    world::{SETTLED, World},
+    world::World,
 };
 
 pub const NAME: &str = "policy-spreads";
@@ -33,12 +33,14 @@ impl Invariant for Check {
             self.done += 1;
             let author = &world.hosts[*by as usize];
             // Everybody refuses what comes from a clock that is more than 60 s ahead.
-            if !author.is_clean(world.now, SETTLED) || policy.set_at.0 > author_time(*at) + 60_000 {
+            if !author.is_clean(world.now, world.bounds.settled) || policy.set_at.0 > author_time(*at) + 60_000 {
                 continue;
             }
             for host in &world.hosts {
                 // A clock far behind makes everything else look as if it came from one far ahead: documented, and reported.
-                if !world.all_well(*by, host.index, SETTLED) || looks_ahead(host, world.now, &policy.version) {
+                if !world.all_well(*by, host.index, world.bounds.settled)
+                    || looks_ahead(host, world.now, &policy.version)
+                {
                     continue;
                 }
                 let held = held(world, host.index, &policy.service);

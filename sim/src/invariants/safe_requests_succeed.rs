@@ -10,7 +10,7 @@ use crate::{
 
 pub const NAME: &str = "safe-requests-succeed";
 pub const DOC: &str = "A GET (its body can be sent again) fails only if no instance that its lane rules allow was well and in reach \
-for the whole of it and 10 s before (45 s after a fault, since a flapping member is held down for 30 s); or after two retries of tries that had been sent, within the 15 s that it has \
+for the whole of it and 10 s before (45 s after a fault with the LAN's constants, since a flapping member is held down for 30 s); or after two retries of tries that had been sent, within the 15 s that it has \
 (REQUIREMENTS R6, P4, S3). A sidecar that runs for less than 10 s, or that something was wrong with in that time, is not held \
 to it.";
 
@@ -77,16 +77,16 @@ fn steady(world: &World, host: u32, since: Time) -> bool {
 
 /// An instance that was well and in reach since 10 s before then; of the canary lane or not, or either.
 fn candidate(world: &World, from: u32, service: usize, canary: Option<bool>, since: Time) -> Option<String> {
-    let own = &world.hosts[from as usize];
+    let (own, released) = (&world.hosts[from as usize], world.bounds.released);
     let hosts = world.hosts.iter().filter(|host| {
         host.locality.env == own.locality.env
             && host.is_clean(world.now, SPREAD)
-            && host.clean_since + HELD <= since.max(host.started + HELD)
+            && host.clean_since + released <= since.max(host.started + released)
             && host.started + SPREAD <= since
             && host.island.is_some()
             && host.island == own.island
-            && own.island_since + HELD <= since.max(own.started + HELD)
-            && host.island_since + HELD <= since.max(host.started + HELD)
+            && own.island_since + released <= since.max(own.started + released)
+            && host.island_since + released <= since.max(host.started + released)
             && world.links.open_both(from, host.index)
     });
     let apps = hosts.flat_map(|host| host.apps.iter());
@@ -102,5 +102,3 @@ fn candidate(world: &World, from: u32, service: usize, canary: Option<bool>, sin
 }
 
 const SPREAD: Time = 10 * SECOND;
-/// A member that kept dying and coming back is held down for 30 s.
-const HELD: Time = 45 * SECOND;

@@ -1,9 +1,9 @@
 //! What must not be sent twice is sent once.
 
-use lanemesh::routing::{InstanceEntry, MethodClass};
+use lanemesh::routing::MethodClass;
 
-use super::{Findings, Invariant};
-use crate::world::{Flight, TIMEOUTS, Target, World};
+use super::{Findings, Invariant, Try};
+use crate::world::{TIMEOUTS, World};
 
 pub const NAME: &str = "sent-as-often-as-it-may";
 pub const DOC: &str = "A request that is neither safe nor idempotent is not tried again once a try of it was sent (it may have done \
@@ -16,14 +16,7 @@ impl Invariant for Check {
         NAME
     }
 
-    fn tried(
-        &mut self,
-        world: &World,
-        flight: &Flight,
-        entry: &InstanceEntry,
-        _target: Option<Target>,
-        found: &mut Findings,
-    ) {
+    fn tried(&mut self, world: &World, Try { flight, entry, .. }: &Try<'_>, found: &mut Findings) {
         let most = if flight.class == MethodClass::Other { 0 } else { u32::from(TIMEOUTS.max_retries) };
         if flight.sent > most {
             let text = format!(

@@ -3,13 +3,10 @@
 use lanemesh::types::MemberState;
 
 use super::{Findings, Invariant, secs};
-use crate::{
-    queue::{SECOND, Time},
-    world::{SETTLED, World},
-};
+use crate::world::World;
 
 pub const NAME: &str = "unwell-judge-nobody";
-pub const DOC: &str = "A node that stood still within the last 3 s (stopped, starved) does not declare down a member that runs well; \
+pub const DOC: &str = "A node that stood still within the last 3 s (with the LAN's constants, as below; stopped, starved) does not declare down a member that runs well; \
 one that nobody can reach for 3 s does not even find it doubtful, and after 12 s declares nobody down: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
 
 pub struct Check;
@@ -20,18 +17,22 @@ impl Invariant for Check {
     }
 
     fn member(&mut self, world: &World, observer: u32, subject: u32, state: MemberState, found: &mut Findings) {
+        let bounds = &world.bounds;
         let (host, other) = (&world.hosts[observer as usize], &world.hosts[subject as usize]);
-        let members = world.hosts.iter().filter(|host| host.is_member()).count();
         let judged = matches!(state, MemberState::Down | MemberState::Doubtful);
-        if !judged || members < 4 || !other.is_clean(world.now, SETTLED) || !other.is_up() {
+        if !judged || !other.is_clean(world.now, world.bounds.settled) || !other.is_up() {
+            return;
+        }
+        if world.hosts.iter().filter(|host| host.is_member()).count() < 4 {
             return;
         }
         let slow = state == MemberState::Down
             && host.slow_at > 0
-            && host.slow_at + LATELY > world.now
+            && host.slow_at + bounds.held_back > world.now
             && world.links.open_both(observer, subject);
         let deaf = world.links.is_cut()
-            && host.island_since + if state == MemberState::Down { DECIDED } else { LATELY } <= world.now
+            && host.island_since + if state == MemberState::Down { bounds.decided } else { bounds.held_back }
+                <= world.now
             && world.hosts.iter().all(|from| from.index == observer || !world.links.open(from.index, observer));
         // Links that lose most of what is sent are no sign of one's own trouble.
         if (slow && world.links.base.loss <= 0.05 && !world.links.is_cut() && !world.is_worse(observer, subject))
@@ -48,7 +49,3 @@ impl Invariant for Check {
         }
     }
 }
-
-const LATELY: Time = 3 * SECOND;
-/// For so long a verdict may still be due to what others said before contact was lost.
-const DECIDED: Time = 12 * SECOND;

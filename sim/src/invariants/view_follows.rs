@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use lanemesh::types::{Health, MemberState};
+use lanemesh::types::{Health, InstanceId, MemberState, NodeId};
+use rustc_hash::FxHashSet;
 
 use super::{Findings, Invariant};
 use crate::{
+    host::Host,
     queue::{SECOND, Time},
     world::World,
 };
@@ -37,9 +39,9 @@ impl Invariant for Check {
 }
 
 impl Check {
-    fn look(&mut self, world: &World, host: &crate::host::Host, found: &mut Findings) {
+    fn look(&mut self, world: &World, host: &Host, found: &mut Findings) {
         let Some(node) = &host.node else { return };
-        let mut differs = BTreeMap::new();
+        let (candidates, mut differs) = (candidates(host), BTreeMap::new());
         for entry in node.catalog().instances() {
             let record = &entry.record;
             if record.env != host.locality.env {
@@ -53,24 +55,7 @@ impl Check {
                 && record.drain.is_none()
                 && record.health != Health::Critical
                 && record.weight > 0;
-            let table = host.table.as_ref();
-            let candidate = match table {
-                Some(table) => table.instances.iter().any(|c| {
-                    c.record.id == record.id
-                        && c.record.owner == record.owner
-                        && c.record.drain.is_none()
-                        && c.record.weight > 0
-                        && c.record.health != Health::Critical
-                        && matches!(c.owner, MemberState::Alive | MemberState::Doubtful)
-                }),
-                None => host.snapshot.service(record.service.as_str()).is_some_and(|service| {
-                    service
-                        .instances
-                        .iter()
-                        .any(|e| e.record.id == record.id && e.record.owner == record.owner && e.excluded.is_none())
-                }),
-            };
-            if serves == candidate {
+            if serves == candidates.contains(&(&record.owner, &record.id)) {
                 continue;
             }
             let key = (host.index, format!("{}/{}", record.owner, record.id));
@@ -92,6 +77,22 @@ impl Check {
         self.differs.retain(|(of, _), _| *of != host.index);
         self.differs.extend(differs);
     }
+}
+
+/// Owner and id of what a host's routing view has for a candidate; of its newest table, if no view was built from that yet.
+fn candidates(host: &Host) -> FxHashSet<(&NodeId, &InstanceId)> {
+    let Some(table) = &host.table else {
+        let entries = host.snapshot.services().flat_map(|service| &service.instances);
+        let entries = entries.filter(|entry| entry.excluded.is_none());
+        return entries.map(|entry| (&entry.record.owner, &entry.record.id)).collect();
+    };
+    let instances = table.instances.iter().filter(|candidate| {
+        candidate.record.drain.is_none()
+            && candidate.record.weight > 0
+            && candidate.record.health != Health::Critical
+            && matches!(candidate.owner, MemberState::Alive | MemberState::Doubtful)
+    });
+    instances.map(|candidate| (&candidate.record.owner, &candidate.record.id)).collect()
 }
 
 const GONE: Time = 5 * SECOND;

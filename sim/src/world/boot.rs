@@ -8,7 +8,7 @@ use std::{
 
 use lanemesh::{
     health::Gate,
-    node::{Input, InstanceSpec, MembershipConfig, Node, NodeConfig},
+    node::{Input, InstanceSpec, Node, NodeConfig},
     routing::{Builder, Locality, Snapshot},
     types::{Env, InstanceId, Lane, NodeId, Protocol, Region, VersionName, Zone},
 };
@@ -19,7 +19,6 @@ use crate::{
     cpu::Cpu,
     host::{Disk, Host, Off},
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
-    scenario::Profile,
     trust::SimTrust,
 };
 
@@ -78,7 +77,7 @@ impl World {
             foreign,
             clock: 0,
             drift: (0.0, 0),
-            builder: Builder::new(locality.clone()),
+            builder: Builder::new(locality.clone()).sharing(&self.rings),
             locality,
             snapshot: Arc::new(Snapshot::empty()),
             table: None,
@@ -136,7 +135,7 @@ impl World {
         (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
-        entry.builder = Builder::new(entry.locality.clone());
+        entry.builder = Builder::new(entry.locality.clone()).sharing(&self.rings);
         self.addrs.insert(addr, host);
         self.announce_all(host);
         let clock = self.hosts[at].now(now);
@@ -162,15 +161,11 @@ impl World {
     fn new_node(&mut self, host: u32) -> Option<Node> {
         let entry = &self.hosts[host as usize];
         let services = self.certified(host);
-        let membership = match self.scenario.mesh.profile {
-            Profile::Lan => MembershipConfig::lan(),
-            Profile::Wan => MembershipConfig::wan(),
-        };
         let config = NodeConfig {
             node: entry.id.clone(),
             addr: entry.addr,
             program: "sim".into(),
-            membership,
+            membership: self.scenario.membership(),
             coalesce: COALESCE,
             seed: self.chance(&[NODE, u64::from(host), u64::from(entry.epoch)]).next(),
         };
@@ -335,9 +330,14 @@ pub(super) fn address(host: u32, moves: u8) -> SocketAddr {
 
 /// The host of an address, if it is its present one.
 pub(super) fn host_at(ip: Ipv4Addr, hosts: &[Host]) -> Option<u32> {
-    let [_, moves, high, low] = ip.octets();
+    machine_of(ip, hosts).filter(|host| hosts[*host as usize].moves == ip.octets()[1])
+}
+
+/// The host whose address it is or was.
+pub(super) fn machine_of(ip: Ipv4Addr, hosts: &[Host]) -> Option<u32> {
+    let [_, _, high, low] = ip.octets();
     let host = u32::from(high) << 8 | u32::from(low);
-    hosts.get(host as usize).filter(|entry| entry.moves == moves).map(|entry| entry.index)
+    hosts.get(host as usize).map(|entry| entry.index)
 }
 
 pub(super) const MESH: &str = "sim";

@@ -5,10 +5,10 @@ use lanemesh::{
     types::{Lane, LanePolicy, PolicyVersion, ServiceName},
 };
 
-use super::{SETTLED, World, boot::new_gate};
+use super::{World, boot::new_gate};
 use crate::{
     app::Mood,
-    host::{Disk, Off},
+    host::{Disk, Off, Written},
     invariants::Order,
     pick::Pick,
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
@@ -113,6 +113,7 @@ impl World {
             Do::App => self.set_mood(step, host),
             Do::Lie => {
                 self.hosts[at].lies = true;
+                self.liars += 1;
                 self.hosts[at].ever_lied = true;
                 self.after(MILLI, Event::Part { step: index, part: host });
             }
@@ -200,7 +201,10 @@ impl World {
             Do::Withdraw => self.announce_again(host),
             Do::Disk => self.hosts[at].disk = Disk::Works,
             Do::App => self.app_well_again(host),
-            Do::Lie => self.hosts[at].lies = false,
+            Do::Lie => {
+                self.hosts[at].lies = false;
+                self.liars = self.liars.saturating_sub(1);
+            }
             Do::Weigh => self.weigh(host, 100),
             Do::Squat => self.end_squat(host),
             Do::Slow => {
@@ -283,8 +287,8 @@ impl World {
     fn leave(&mut self, host: u32) {
         let entry = &mut self.hosts[host as usize];
         let now = entry.now(self.now);
-        let well = entry.is_clean(self.now, SETTLED) && entry.is_awake(self.now) && entry.island.is_some();
-        let settled = entry.island_since + SETTLED <= self.now && entry.ready_since.is_some();
+        let well = entry.is_clean(self.now, self.bounds.settled) && entry.is_awake(self.now) && entry.island.is_some();
+        let settled = entry.island_since + self.bounds.settled <= self.now && entry.ready_since.is_some();
         let Some(node) = &mut entry.node else { return };
         entry.leaving = true;
         entry.said_goodbye = well && settled;
@@ -387,10 +391,13 @@ impl World {
         let mut chance = self.chance(&[DAMAGE, u64::from(host), self.now]);
         let entry = &mut self.hosts[host as usize];
         if let Some(stored) = &entry.stored {
-            let mut bytes = stored.to_vec();
+            let mut bytes = match stored {
+                Written::Whole(stored) => stored.encode(),
+                Written::Damaged(bytes) => bytes.to_vec(),
+            };
             let at = chance.below(bytes.len());
             bytes[at] ^= 1 << chance.below(8);
-            entry.stored = Some(bytes.into());
+            entry.stored = Some(Written::Damaged(bytes.into()));
         }
         entry.disk = Disk::Stale;
     }

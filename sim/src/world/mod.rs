@@ -15,16 +15,18 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use lanemesh::{
     node::{Node, Now},
-    types::{InstanceId, NodeId, ServiceName},
+    routing::Rings,
+    types::{Env, InstanceId, NodeId, ServiceName},
 };
 use rustc_hash::FxHashMap;
 
 pub use self::{
     faults::Fault,
-    oracle::{Members, SETTLED},
+    oracle::Members,
     traffic::{End, Flight, TIMEOUTS, Target, subject},
 };
 use crate::{
+    bounds::Bounds,
     chance::Chance,
     conns::Conns,
     host::Host,
@@ -45,6 +47,8 @@ pub struct World {
     pub seed: u64,
     /// What is played.
     pub scenario: Scenario,
+    /// How long what a fault leaves behind may show.
+    pub bounds: Bounds,
     /// Virtual time.
     pub now: Time,
     /// Everybody, also those who are gone.
@@ -59,6 +63,8 @@ pub struct World {
     pub register: Arc<Register>,
     /// Faults that were begun, by step.
     pub faults: Vec<Fault>,
+    /// Rings that hosts share: pure by content. What each makes of its own is charged to it all the same.
+    pub rings: Rings,
     /// What is counted.
     pub stats: Stats,
     /// What is written down for figures, if anything.
@@ -79,9 +85,13 @@ pub struct World {
     syncs: FxHashMap<u64, Asker>,
     next_sync: u64,
     flights: Vec<Option<Box<Flight>>>,
+    /// Who calls what, by environment, mesh, and how many hosts there ever were: what a host serves is decided when it is made.
+    called: FxHashMap<(Env, bool, usize), Arc<[usize]>>,
     free: Vec<u32>,
     pooled: FxHashMap<(u32, u32, u8), (u32, Time)>,
     overheard: VecDeque<lanemesh::wire::Statement>,
+    /// Lies that are being told: only then somebody listens.
+    liars: usize,
     checks: Vec<Box<dyn Invariant>>,
     stop_at_first: bool,
 }
@@ -101,6 +111,7 @@ impl World {
             .collect();
         let mut world = Self {
             seed,
+            bounds: Bounds::of(&scenario.membership()),
             now: 0,
             hosts: Vec::new(),
             links: Links::new(seed, scenario.mesh.link),
@@ -108,6 +119,7 @@ impl World {
             services,
             register: Arc::default(),
             faults: Vec::new(),
+            rings: Rings::default(),
             stats: Stats::default(),
             record: None,
             log,
@@ -121,9 +133,11 @@ impl World {
             syncs: FxHashMap::default(),
             next_sync: 0,
             flights: Vec::new(),
+            called: FxHashMap::default(),
             free: Vec::new(),
             pooled: FxHashMap::default(),
             overheard: VecDeque::new(),
+            liars: 0,
             checks: crate::invariants::all(&scenario),
             stop_at_first: false,
             scenario,

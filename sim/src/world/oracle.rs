@@ -1,5 +1,7 @@
 //! What is true, as nobody inside the world can know it: who lives, who can reach whom, since when nothing is wrong.
 
+use std::collections::BTreeMap;
+
 use lanemesh::types::MemberState;
 
 use super::World;
@@ -9,8 +11,6 @@ use crate::{
     scenario::Do,
 };
 
-/// After a fault ends, its consequences may show for so long: the longest wait for a death, the confirm before it, and some.
-pub const SETTLED: Time = 15 * SECOND;
 /// How long readiness waits for a seed.
 const SEEDS_WAIT: Time = 3 * SECOND;
 
@@ -59,14 +59,15 @@ impl World {
         let up: Vec<u32> = self.hosts.iter().filter(|host| host.is_up()).map(|host| host.index).collect();
         let mut islands: Vec<Option<u64>> = vec![None; self.hosts.len()];
         if cut {
-            let seen: Vec<(u32, Vec<u32>)> = up
-                .iter()
-                .map(|a| (*a, up.iter().copied().filter(|b| self.links.open_both(*a, *b)).collect()))
-                .collect();
-            for (a, reach) in &seen {
-                let clique = reach.iter().all(|b| seen.iter().any(|(other, theirs)| other == b && theirs == reach));
+            // Hosts that reach the same are an island if those they reach are themselves, all of them and nobody else.
+            let mut alike: BTreeMap<Vec<u32>, Vec<u32>> = BTreeMap::new();
+            for a in &up {
+                let reach = up.iter().copied().filter(|b| self.links.open_both(*a, *b)).collect();
+                alike.entry(reach).or_default().push(*a);
+            }
+            for (reach, hosts) in alike.iter().filter(|(reach, hosts)| reach == hosts) {
                 // The least member's number stands for the island, so that coming and going does not make a new one.
-                islands[*a as usize] = clique.then(|| mix(u64::from(reach[0]) + 1));
+                hosts.iter().for_each(|host| islands[*host as usize] = Some(mix(u64::from(reach[0]) + 1)));
             }
         } else {
             up.iter().for_each(|host| islands[*host as usize] = Some(0));

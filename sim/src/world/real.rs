@@ -9,7 +9,10 @@ use lanemesh::{
     types::Trust,
 };
 
-use super::{World, boot::host_at};
+use super::{
+    World,
+    boot::{host_at, machine_of},
+};
 use crate::{
     host::Off,
     level2::{
@@ -37,9 +40,10 @@ impl World {
         self.real.as_ref().map(|real| Totals { packets: self.links.packets.0, ..real.totals() })
     }
 
-    /// Peer connections that a host has, at level 2.
-    pub fn connections(&self, host: u32) -> Option<usize> {
-        self.real.as_ref()?.sidecar(host).map(|sidecar| sidecar.net.connections())
+    /// Hosts that a host has connections with, at level 2.
+    pub fn peers(&self, host: u32) -> Option<Vec<u32>> {
+        let peers = self.real.as_ref()?.sidecar(host)?.net.peers();
+        Some(peers.iter().filter_map(|node| self.host_of(node)).collect())
     }
 
     /// A host's network starts, before its node.
@@ -101,7 +105,7 @@ impl World {
         let Some(sidecar) = self.real.as_ref().and_then(|real| real.sidecar(host)) else { return Some(output) };
         sidecar.process.enter(|| agent::carry(&sidecar.net, output)).map(|rest| match rest {
             ForShell::Publish(table) => Output::Publish(table),
-            ForShell::Persist { generation, bytes } => Output::Persist { generation, bytes },
+            ForShell::Persist { generation, stored } => Output::Persist { generation, stored },
             ForShell::Event(event) => Output::Event(event),
         })
     }
@@ -141,8 +145,9 @@ impl World {
 
     /// A packet sets out.
     fn transmit(&mut self, delay: Time, packet: Packet) {
+        // Also a machine's former addresses: somebody else may be there.
         let at = |addr: SocketAddr| match addr {
-            SocketAddr::V4(v4) => host_at(*v4.ip(), &self.hosts),
+            SocketAddr::V4(v4) => machine_of(*v4.ip(), &self.hosts),
             SocketAddr::V6(_) => None,
         };
         let (Some(from), Some(to)) = (at(packet.from), at(packet.to)) else {

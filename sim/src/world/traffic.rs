@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     app::CHECK_TIMEOUT,
+    invariants::Try,
     queue::{Event, MILLI, Run, SECOND, Time},
 };
 
@@ -80,7 +81,8 @@ impl World {
             self.stats.requests -= 1;
             return;
         }
-        let Some(service) = self.called_by(run.host, &mut chance) else {
+        let called = self.called_by(run.host);
+        let Some(service) = chance.pick(&called).copied() else {
             self.stats.requests -= 1;
             return;
         };
@@ -134,17 +136,21 @@ impl World {
         self.fly(at);
     }
 
-    /// A service that somebody in the host's environment serves.
-    fn called_by(&self, host: u32, chance: &mut crate::chance::Chance) -> Option<usize> {
-        let env = &self.hosts[host as usize].locality.env;
-        let foreign = self.hosts[host as usize].foreign;
+    /// The services that somebody in the host's environment serves.
+    fn called_by(&mut self, host: u32) -> Arc<[usize]> {
+        let (env, foreign) = (&self.hosts[host as usize].locality.env, self.hosts[host as usize].foreign);
+        let key = (env.clone(), foreign, self.hosts.len());
+        if let Some(known) = self.called.get(&key) {
+            return known.clone();
+        }
         let here = |host: &&crate::host::Host| host.locality.env == *env && host.foreign == foreign;
         let mut served = vec![false; self.services.len()];
         for app in self.hosts.iter().filter(here).flat_map(|host| &host.apps) {
             served[app.service] |= !app.canary;
         }
-        let served: Vec<usize> = (0..served.len()).filter(|service| served[*service]).collect();
-        chance.pick(&served).copied()
+        let served: Arc<[usize]> = (0..served.len()).filter(|service| served[*service]).collect();
+        self.called.insert(key, served.clone());
+        served
     }
 
     /// A host's view; what a newer one moved is looked at.
@@ -205,8 +211,9 @@ impl World {
                 if let (Some(record), Some(host), [_]) = (&mut self.record, host, &flight.tries[..]) {
                     record.firsts.push((flight.begun, host));
                 }
+                let attempt = Try { flight: &flight, entry, target };
                 self.with_checks(|checks, world, found| {
-                    checks.iter_mut().for_each(|check| check.tried(world, &flight, entry, target, found));
+                    checks.iter_mut().for_each(|check| check.tried(world, &attempt, found));
                 });
                 let (delay, outcome, status) = self.exchange(&mut flight, target, fresh, until.0 - self.now);
                 self.after(delay, Event::Tried { flight: at, outcome, status });

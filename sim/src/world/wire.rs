@@ -13,7 +13,7 @@ use super::{Asker, World, boot::host_at};
 use crate::{
     conns::Standing,
     cpu::Work,
-    host::{Disk, Off},
+    host::{Disk, Off, Written},
     queue::{Event, MILLI, Run, SECOND, Time},
     record::Turn,
 };
@@ -72,10 +72,10 @@ impl World {
                     self.hosts[host as usize].cpu.charge(Work::View(table.instances.len()));
                     self.hosts[host as usize].table = Some(table);
                 }
-                Output::Persist { generation, bytes } => {
+                Output::Persist { generation, stored } => {
                     let entry = &mut self.hosts[host as usize];
                     if entry.disk == Disk::Works {
-                        entry.stored = Some(bytes);
+                        entry.stored = Some(Written::Whole(stored));
                     }
                     // A disk that fails says so as well.
                     let now = entry.now(self.now);

@@ -68,6 +68,11 @@ impl Membership {
         loss.is_some_and(|loss| now.since(loss.at) < self.config.mass_window)
     }
 
+    /// Whether that is so of anybody.
+    pub fn lost_any_lately(&self, now: Mono) -> bool {
+        self.losses.since.values().any(|loss| now.since(loss.at) < self.config.mass_window)
+    }
+
     /// Many of one service went: they are a last resort, however large the rest of the mesh is.
     pub fn keep_as_last_resort(&mut self, node: &NodeId) {
         if let Some(loss) = self.roster.slot(node).and_then(|slot| self.losses.since.get_mut(&slot)) {

@@ -379,9 +379,9 @@ impl World {
                     }
                 }
                 Output::Publish(table) => self.hosts[at].table = table,
-                Output::Persist { generation, bytes } => {
+                Output::Persist { generation, stored } => {
                     // What a kill before the write is done leaves is the earlier file.
-                    self.later(FSYNC, at, What::Written { generation, bytes });
+                    self.later(FSYNC, at, What::Written { generation, bytes: stored.encode().into() });
                 }
                 Output::Event(event) => self.hosts[at].events.push(event),
                 Output::Retire(_) => {}
