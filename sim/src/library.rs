@@ -54,7 +54,6 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("slow-machines", include_str!("../scenarios/slow-machines.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-third", include_str!("../scenarios/slow-third.toml")),
-    ("thousand", include_str!("../scenarios/thousand.toml")),
     ("two", include_str!("../scenarios/two.toml")),
     ("zone-loss", include_str!("../scenarios/zone-loss.toml")),
 ];
