@@ -21,8 +21,11 @@ use super::{
     until,
 };
 
-/// The program under test.
-pub const BINARY: &str = env!("CARGO_BIN_EXE_lanemesh");
+/// The program under test: the one that cargo built beside the benchmark, or what `LANEMESH_BENCH_BINARY` names (an older one to
+/// compare with, or one of another profile).
+pub fn binary() -> String {
+    std::env::var("LANEMESH_BENCH_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_lanemesh").to_owned())
+}
 /// Longest wait for a process.
 const START: Duration = Duration::from_secs(20);
 
@@ -135,7 +138,7 @@ impl Sidecar {
     fn start(&mut self, seeds: &[String]) -> Instant {
         let config = self.write_config(seeds);
         let log = File::options().create(true).append(true).open(self.dir.join("log")).expect("a log file");
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.args(["run", "--config"]).arg(config);
         for set in &self.set {
             command.args(["--set", set]);
