@@ -1,7 +1,7 @@
 //! SIGHUP: the configuration is read again, and what can change in a running sidecar does (REQUIREMENTS O7).
 //!
-//! A configuration with faults changes nothing at all; every fault is logged, and the old one stays in force. What is bound, who
-//! the sidecar is and how it finds the mesh stays until the next start, and a change of it is said. Instances are compared with
+//! A configuration with faults changes nothing at all; every fault is logged, and the old one stays in force. So does one of
+//! another sidecar. What is bound and how the mesh is found stays until the next start, and a change of it is said. Instances are compared with
 //! the configuration that was in force, not with what operators have ordered meanwhile: where the file did not change, their
 //! orders stand. The access log is opened anew in any case, for whoever rotates it.
 //!
@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Sidecar, compose::local_instances};
+use super::{Sidecar, check_certificates, compose::local_instances};
 use crate::{
     agent::LocalInstance,
     config::{self, AccessLog, Config, Proxy, ServiceRule},
@@ -27,6 +27,9 @@ impl Sidecar {
             Ok(wanted) => wanted,
             Err(faults) => return tracing::error!("the configuration in force stays: {faults}"),
         };
+        if let Some(fault) = self.unfit(&wanted) {
+            return tracing::error!("the configuration in force stays: {fault}");
+        }
         for warning in config::warnings(&wanted) {
             tracing::warn!("{warning}");
         }
@@ -43,6 +46,21 @@ impl Sidecar {
         self.reload_instances(&next).await;
         self.config = next;
         tracing::info!("configuration read again");
+    }
+
+    /// Why this process could not start with it: then it is not this sidecar's, or was cut short, and what it no longer names is not to
+    /// be withdrawn.
+    fn unfit(&self, wanted: &Config) -> Option<String> {
+        let now = &self.config;
+        let changed = [
+            ("node", wanted.node != now.node),
+            ("data_dir", wanted.data_dir != now.data_dir),
+            ("identity", wanted.identity != now.identity),
+        ];
+        if let Some((key, _)) = changed.into_iter().find(|(_, changed)| *changed) {
+            return Some(format!("`{key}` differs, so it describes another sidecar or is cut short; if it is meant, restart"));
+        }
+        check_certificates(wanted).faults.into_iter().next()
     }
 
     async fn reload_instances(&self, next: &Config) {
@@ -76,10 +94,11 @@ fn by_id(instances: Vec<LocalInstance>) -> BTreeMap<InstanceId, LocalInstance> {
 fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
     // Taken apart whole, so that a new field has to be decided upon here.
     let Config {
-        node,
+        // The same, or it was refused.
+        node: _,
+        data_dir: _,
+        identity: _,
         mesh,
-        data_dir,
-        identity,
         gossip,
         proxy,
         admin,
@@ -98,10 +117,7 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         services.iter().filter_map(|(name, rule)| Some((name.clone(), rule.routing.clone()?))).collect()
     };
     let later = [
-        ("node", node != now.node),
         ("mesh", mesh != now.mesh),
-        ("data_dir", data_dir != now.data_dir),
-        ("identity", identity != now.identity),
         ("gossip", gossip != now.gossip),
         ("proxy.bind", proxy.bind != now.proxy.bind),
         ("proxy.ports", proxy.ports != now.proxy.ports),

@@ -83,6 +83,8 @@ pub(super) struct Progress {
     pub(super) fault: Cell<Option<ClientFault>>,
     /// Set while the client, which waits for a 100, was not asked for it.
     pub(super) withheld: Cell<bool>,
+    /// Set while the instance would take more and the client sends nothing: that time is not the instance's.
+    pub(super) owed: Cell<bool>,
 }
 
 /// A request's body before and between tries.
@@ -237,7 +239,9 @@ impl Streamed {
         if origin.turn() != self.turn {
             return Poll::Ready(Some(Err(io::Error::other("sent again elsewhere"))));
         }
-        match origin.poll(&mut self.given, cx) {
+        let polled = origin.poll(&mut self.given, cx);
+        self.progress.owed.set(polled.is_pending());
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 self.idle.progress();
                 self.progress.frames.set(self.progress.frames.get() + 1);

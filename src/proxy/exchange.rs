@@ -277,8 +277,9 @@ impl<'a> Exchange<'a> {
         self.flight.class != MethodClass::Other && self.body.replayable()
     }
 
-    /// Waits for the answer's head. While a streamed body still moves, the time of the try starts anew. An instance that is silent
-    /// altogether is not waited for as long, where another one could answer.
+    /// Waits for the answer's head. While a streamed body still moves, or the client owes the rest of it, the time of the try starts
+    /// anew: a client's silence has its own limit, and is nobody else's fault. An instance that is silent altogether is not
+    /// waited for as long, where another one could answer.
     async fn wait<F>(
         &self,
         sent: F,
@@ -306,7 +307,8 @@ impl<'a> Exchange<'a> {
                 Err(_) if look < until => return None,
                 Err(_) => {
                     let frames = progress.map_or(0, |progress| progress.frames.get());
-                    if frames == seen {
+                    let owed = progress.is_some_and(|progress| progress.owed.get());
+                    if frames == seen && !owed {
                         return None;
                     }
                     seen = frames;
@@ -356,7 +358,8 @@ impl<'a> Exchange<'a> {
         let retryable = matches!(head.status.as_u16(), 502..=504);
         let body = if !retryable && reads_whole(self.flight.class, &self.parts.method, &body) {
             let mut gathering = Gathering::new(body);
-            match timeout_at(self.worker.clock.instant(until).into(), gathering.read()).await {
+            let hold = until.min(self.worker.clock.mono() + LONGEST_HOLD);
+            match timeout_at(self.worker.clock.instant(hold).into(), gathering.read()).await {
                 Ok(Whole::Done(bytes)) => AnswerBody::Whole(bytes),
                 Ok(Whole::WithTrailers) => AnswerBody::Streamed(gathering),
                 Ok(Whole::Broken(error)) => {
@@ -428,6 +431,9 @@ fn framed_twice(head: &response::Parts, method: &Method) -> bool {
     body && head.headers.contains_key(header::CONTENT_LENGTH) && head.headers.contains_key(header::TRANSFER_ENCODING)
 }
 
+/// How long the head of a small answer is held for its body, so that an instance which dies between the two costs nothing. Most bodies
+/// come with their head.
+const LONGEST_HOLD: Duration = Duration::from_millis(50);
 /// One request that waits says little about its instance: it may be a slow one.
 const WAITING: u32 = 2;
 /// While a body moves, the answer's head is waited for in spans of at least this.
