@@ -267,7 +267,9 @@ fn write_run_file(path: &std::path::Path, info: &NodeInfo) -> Result<()> {
         std::fs::write(&fresh, serde_json::to_vec_pretty(info)?)?;
         std::fs::rename(&fresh, path)
     };
-    write().inspect_err(|_| drop(std::fs::remove_file(&fresh))).with_context(|| format!("can't write {}", path.display()))
+    write()
+        .inspect_err(|_| drop(std::fs::remove_file(&fresh)))
+        .with_context(|| format!("can't write {}", path.display()))
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {

@@ -1,5 +1,5 @@
-//! Program text that only starting needs, given back. It stays mapped in a process that never runs it again, and most of an idle
-//! sidecar's resident memory is program text.
+//! Memory that is needed no longer, given back: program text that only starting runs, which is most of an idle sidecar's resident
+//! memory, and the heap of a burst of connections, which the C library would keep for the next one.
 
 use std::{ffi::c_void, ptr::NonNull, time::Duration};
 
@@ -21,6 +21,34 @@ pub(super) async fn give_back_text() {
         if let Err(error) = done {
             tracing::debug!(%error, "program text is not given back");
         }
+    }
+}
+
+/// After each burst of client connections. Never ends.
+pub(super) async fn give_back_heap(connections: impl Fn() -> usize) {
+    let mut most = 0;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = connections();
+        most = most.max(now);
+        if most >= BURST && now <= most / 2 {
+            most = now;
+            // It looks at the whole heap, which takes some milliseconds; nobody waits for it.
+            let _ = tokio::task::spawn_blocking(trim).await;
+        }
+    }
+}
+
+/// Between looks at the number of connections.
+const LOOK: Duration = Duration::from_secs(5);
+/// Fewer connections leave too little behind to look for it.
+const BURST: usize = 200;
+
+fn trim() {
+    // SAFETY: it takes no pointers and locks what it looks at.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

@@ -29,6 +29,9 @@ pub async fn run(config: Config, read: impl Fn() -> Result<Config, String>) -> R
     let mut signals = shutdown::Signals::new()?;
     let mut sidecar = start(config).await?;
     tokio::spawn(footprint::give_back_text());
+    if let Some(proxy) = &sidecar.proxy {
+        tokio::spawn(footprint::give_back_heap(proxy.connection_count()));
+    }
     let why = loop {
         tokio::select! {
             told = signals.next() => match told {

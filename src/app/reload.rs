@@ -58,7 +58,9 @@ impl Sidecar {
             ("identity", wanted.identity != now.identity),
         ];
         if let Some((key, _)) = changed.into_iter().find(|(_, changed)| *changed) {
-            return Some(format!("`{key}` differs, so it describes another sidecar or is cut short; if it is meant, restart"));
+            return Some(format!(
+                "`{key}` differs, so it describes another sidecar or is cut short; if it is meant, restart"
+            ));
         }
         check_certificates(wanted).faults.into_iter().next()
     }
