@@ -247,7 +247,7 @@ impl Stage {
                     "routing.slow_start=0ms",
                     "routing.breaker_slow=4",
                 ]
-                .map(Into::into),
+                .map(String::from),
             );
             sender.set.extend(option("--set"));
         }

@@ -1,3 +1,5 @@
+//! Who is believed, who is not, and what follows.
+
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::Relaxed},
