@@ -63,6 +63,7 @@ impl Log {
             Event::Due => (19, 0, 0),
             Event::Free(run) => (20, pair(run.host, run.epoch), 0),
             Event::Gone(run) => (21, pair(run.host, run.epoch), 0),
+            Event::Tell(run) => (22, pair(run.host, run.epoch), 0),
         };
         for part in parts {
             self.hash.update(&part.to_le_bytes());
@@ -148,5 +149,6 @@ fn kind_of(outcome: Outcome) -> u64 {
         Outcome::RetryableStatus(_) => 4,
         Outcome::Answered(_) => 5,
         Outcome::Full => 6,
+        Outcome::Called(_) => 7,
     }
 }

@@ -91,6 +91,10 @@ pub struct Mesh {
     pub connections: u32,
     /// Seconds of silence after which a connection is closed (level 2).
     pub idle: f64,
+    /// Whether sidecars tell each other what fails.
+    pub signals: bool,
+    /// Whether checks see no more of an application than that it listens.
+    pub shallow: bool,
     /// Every link.
     pub link: Quality,
 }
@@ -114,6 +118,8 @@ impl Default for Mesh {
             cpu: None,
             connections: 256,
             idle: 180.0,
+            signals: true,
+            shallow: false,
             link: Quality::default(),
         }
     }
@@ -180,7 +186,8 @@ pub enum Do {
     Slow,
     /// A sidecar of another mesh runs at the address of each of `nodes`, which have ended (level 2).
     Squat,
-    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, or all of them.
+    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, `signal`, or all of
+    /// them but that.
     Lie,
 }
 
@@ -448,7 +455,9 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
         Do::Slow => (&["nodes", "value"], &["for"], &[]),
         Do::Squat => (&["nodes"], &["for"], &[]),
-        Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service"]),
+        Do::Lie => {
+            (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service", "signal"])
+        }
     }
 }
 

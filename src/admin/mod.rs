@@ -168,6 +168,7 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/v1/policies/{service}", get(read::policy).merge(order(patch(write::set_policy))))
         .route("/v1/route/{service}", get(read::route))
         .route("/v1/ring/{service}", get(read::ring))
+        .route("/v1/signals", get(read::signals))
         .route("/v1/drain", order(post(write::drain)))
         .route("/v1/undrain", order(post(write::undrain)))
         .route("/v1/rollback/{service}", order(post(write::rollback)))

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     agent::{InstanceInfo, MemberInfo, NodeInfo, PolicyInfo},
-    routing::{Explanation, MethodClass, Request, RingReport, ServiceView, Snapshot, choose},
+    routing::{Explanation, MethodClass, Request, RingReport, ServiceView, SignalsReport, Snapshot, choose},
     types::{InstanceId, Lane, MemberState, NodeId, ServiceName},
 };
 
@@ -176,6 +176,11 @@ pub(super) async fn ring(State(state): State<AdminState>, Path(service): Path<St
     tokio::task::spawn_blocking(report).await.map_err(failed)?
 }
 
+/// `GET /v1/signals`: what sidecars see fail, and what follows here.
+pub(super) async fn signals(State(state): State<AdminState>) -> Answer<SignalsReport> {
+    Ok(Json(state.handle.signals().await?))
+}
+
 /// Names that are no names get 400.
 pub(super) fn parsed<T>(name: Result<T, crate::types::NameError>) -> Result<T, Problem> {
     name.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))
@@ -242,6 +247,7 @@ lanemesh admin API. Reads (GET), JSON:
   /v1/policies/{service}         one lane policy
   /v1/route/{service}            where a key goes, and why (?key= &subject= &lane= &method=)
   /v1/ring/{service}             how the keys spread over instances
+  /v1/signals                    what sidecars see fail, and what follows here
   /metrics                       OpenMetrics text
   /health                        200: this process answers
   /ready                         200: ready; 503: what it waits for

@@ -12,9 +12,11 @@ use super::{
     CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyChange, PolicyInfo, handle::Ask,
 };
 use crate::{
-    routing::{Builder, Candidate, CandidateTable, Locality, Snapshot},
+    routing::{
+        Builder, Candidate, CandidateTable, DoubtReport, Locality, ObserverReport, SignalsReport, Snapshot, Standing,
+    },
     types::{
-        Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId,
+        Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId, Observation,
         PolicyVersion, ServiceName, Wall,
     },
 };
@@ -212,6 +214,8 @@ impl Fake {
                 policy.iter().for_each(|policy| self.keep(policy));
                 drop(back.send(policy));
             }
+            Ask::Signals(back) => drop(back.send(signals())),
+            Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
             Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
@@ -263,6 +267,24 @@ fn snapshot(instances: &[InstanceInfo], policy: &LanePolicy) -> Arc<Snapshot> {
         policies: [(policy.service.clone(), Arc::new(policy.clone()))].into(),
     };
     Builder::new(locality).build(&table, Mono::ZERO).0
+}
+
+/// One instance that two sidecars saw fail.
+fn signals() -> SignalsReport {
+    let node = |name: &str| NodeId::new(name).unwrap();
+    let (service, instance) = (ServiceName::new("orders").unwrap(), InstanceId::new("n2").unwrap());
+    let seen = Observation {
+        service: service.clone(),
+        owner: node("n2"),
+        instance: instance.clone(),
+        attempts: 2,
+        failures: 2,
+    };
+    let observer = ObserverReport { observer: node("n3"), age_ms: 1_500, standing: Standing::Agreed, seen: vec![seen] };
+    let observers = vec![node("n1"), node("n3")];
+    let doubt =
+        DoubtReport { service, instance, owner: node("n2"), attempts: 4, failures: 4, observers, age_ms: 1_400 };
+    SignalsReport { node: node("n1"), own: Vec::new(), observers: vec![observer], doubts: vec![doubt] }
 }
 
 fn checked(record: &InstanceRecord) -> Result<InstanceRecord, CommandError> {

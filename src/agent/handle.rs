@@ -10,7 +10,7 @@ use super::LocalInstance;
 use crate::{
     lanes::PolicyChange,
     node::InstanceChange,
-    routing::Snapshot,
+    routing::{Rules, SignalsReport, Snapshot},
     types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
 };
 
@@ -181,6 +181,8 @@ pub(super) enum Ask {
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
     Shutdown,
+    Signals(oneshot::Sender<SignalsReport>),
+    Rules(Rules),
     Leave(oneshot::Sender<()>),
 }
 
@@ -276,6 +278,16 @@ impl Handle {
     /// Everybody to stable, at once, mesh-wide.
     pub async fn rollback(&self, service: ServiceName, reason: String) -> Result<LanePolicy, CommandError> {
         ask!(self, |back| Ask::Rollback(service, reason, back))?
+    }
+
+    /// What sidecars say of instances that fail, and what follows here.
+    pub async fn signals(&self) -> Result<SignalsReport, CommandError> {
+        ask!(self, |back| Ask::Signals(back))
+    }
+
+    /// Routes by other rules from now on; what is known of instances stays.
+    pub async fn set_rules(&self, rules: Rules) -> Result<(), CommandError> {
+        self.asks.send(Ask::Rules(rules)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// A check changed an instance's health.

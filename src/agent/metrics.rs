@@ -10,7 +10,7 @@ use prometheus_client::{
 use crate::{
     net::{Net, NetStats},
     node::{Counters, Event, Node, Now},
-    routing::Snapshot,
+    routing::{SignalCounts, Snapshot},
     telemetry::Metrics,
     types::MemberState,
 };
@@ -28,6 +28,11 @@ struct Direction {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
 }
 
 /// Counts and gauges of one agent.
@@ -60,6 +65,7 @@ pub struct MeshMetrics {
     syncs_opened: Counter,
     syncs_answered: Counter,
     publications: Counter,
+    signals: Family<Outcome, Counter>,
     policies: Gauge,
 }
 
@@ -84,6 +90,10 @@ impl MeshMetrics {
         metrics.register("peer_silence_seconds", help, silence.clone());
         let help = "How far this node's clock is ahead of the middle of its peers' (negative: behind)";
         metrics.register("clock_ahead_seconds", help, clock_ahead.clone());
+        let signals = Family::<Outcome, Counter>::default();
+        let help = "Failure signals: told and heard ones; instances doubted for them; what was withheld since most of a lane failed \
+                    here; what was disregarded: alone, most (of a lane accused), contradicted (by answers here), discredited";
+        metrics.register("failure_signals", help, signals.clone());
         let gauge = |name, help| metrics.register_gauge(name, help);
         let counter = |name, help| metrics.register_counter(name, help);
         Self {
@@ -92,6 +102,7 @@ impl MeshMetrics {
             bytes,
             dropped,
             snapshot_age,
+            signals,
             silence,
             clock_ahead,
             dials: counter("peer_dials", "Connections to peers begun"),
@@ -173,6 +184,23 @@ impl MeshMetrics {
         raise(&self.syncs_opened, syncs_opened);
         raise(&self.syncs_answered, syncs_answered);
         raise(&self.publications, publications);
+    }
+
+    /// Takes what came of failure signals; called about once a second.
+    pub fn observe_signals(&self, counts: SignalCounts) {
+        let SignalCounts { told, withheld, heard, doubted, alone, most, contradicted, discredited } = counts;
+        for (outcome, total) in [
+            ("told", told),
+            ("withheld", withheld),
+            ("heard", heard),
+            ("doubted", doubted),
+            ("alone", alone),
+            ("most", most),
+            ("contradicted", contradicted),
+            ("discredited", discredited),
+        ] {
+            raise(&self.signals.get_or_create(&Outcome { outcome }), total);
+        }
     }
 
     fn observe_net(&self, stats: &NetStats) {

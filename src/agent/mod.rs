@@ -12,6 +12,7 @@ mod metrics;
 mod post;
 mod run;
 mod seeds;
+mod signals;
 mod state;
 mod views;
 

@@ -9,6 +9,7 @@ use crate::{
     net::{Net, NetEvent, NetFault},
     node::{DialError, Event, Input, Output},
     routing::CandidateTable,
+    types::Signal,
 };
 
 /// What the network says that is nothing to the node, and something to people.
@@ -40,6 +41,8 @@ pub enum ForShell {
         /// As in [`Output::Persist`].
         bytes: Bytes,
     },
+    /// See [`Output::Signal`].
+    Signal(Signal),
     /// See [`Output::Event`].
     Event(Event),
 }
@@ -66,6 +69,7 @@ pub fn carry(net: &Net, output: Output) -> Option<ForShell> {
         Output::Retire(node) => net.retire(&node),
         Output::Publish(table) => return Some(ForShell::Publish(table)),
         Output::Persist { generation, bytes } => return Some(ForShell::Persist { generation, bytes }),
+        Output::Signal(signal) => return Some(ForShell::Signal(signal)),
         Output::Event(event) => return Some(ForShell::Event(event)),
     }
     None

@@ -16,7 +16,9 @@ use super::{
     handle::{Ask, Handle},
     metrics::MeshMetrics,
     post::{self, ForPeople, ForShell},
-    seeds, views,
+    seeds,
+    signals::Telling,
+    views,
 };
 use crate::{
     config::Check,
@@ -124,7 +126,8 @@ pub struct Agent {
     /// The highest generation that the writer has been given; told when it is on disk.
     written: watch::Sender<u64>,
     writing: u64,
-    builder: views::Builder,
+    pub(super) builder: views::Builder,
+    pub(super) telling: Telling,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
     ended: Option<Ended>,
@@ -138,8 +141,10 @@ impl Agent {
         let (asks, inbox) = mpsc::channel(ASKS);
         let (done, ended) = oneshot::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
+        let telling = Telling::new(config.node.id().clone());
+        let rules = config.rules.ringing(telling.bell.clone());
         let builder = views::Builder::start(
-            routing::Builder::with(config.locality.clone(), config.rules),
+            routing::Builder::with(config.locality.clone(), rules),
             config.clock,
             snapshot.clone(),
             config.metrics.clone(),
@@ -161,6 +166,7 @@ impl Agent {
             written: watch::Sender::new(0),
             writing: 0,
             builder,
+            telling,
             metrics: config.metrics,
             leaving: None,
             ended: None,
@@ -192,6 +198,7 @@ impl Agent {
         mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
     ) -> Ended {
         let mut written = self.written.subscribe();
+        let failures = self.telling.failures.clone();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -202,6 +209,7 @@ impl Agent {
             let wake = self.wake_at();
             tokio::select! {
                 biased;
+                () = failures.notified() => self.telling.rung(self.clock.mono()),
                 Some(event) = events.recv() => self.net_event(event),
                 Ok(()) = written.changed() => {
                     let generation = *written.borrow_and_update();
@@ -211,6 +219,7 @@ impl Agent {
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
             }
+            self.tell_failures();
             self.carry_out();
             self.note_ready();
             self.say_goodbye();
@@ -230,8 +239,8 @@ impl Agent {
 
     fn wake_at(&self) -> tokio::time::Instant {
         let now = tokio::time::Instant::now();
-        let due =
-            self.node.poll_timeout().map_or(self.observe_at, |at| at.min(self.observe_at)).since(self.clock.mono());
+        let timers = [self.node.poll_timeout(), self.telling.due()].into_iter().flatten();
+        let due = timers.fold(self.observe_at, Mono::min).since(self.clock.mono());
         let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
         goodbye.map_or(now + due, |until| until.min(now + due))
     }
@@ -261,6 +270,7 @@ impl Agent {
                     self.warn_of_twins();
                 }
                 Some(ForShell::Persist { generation, bytes }) => self.persist(generation, bytes),
+                Some(ForShell::Signal(signal)) => self.signal_heard(signal),
                 Some(ForShell::Event(event)) => self.event(event),
                 None => {}
             }
@@ -268,7 +278,9 @@ impl Agent {
         let now = self.clock.mono();
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
+            self.tidy_signals();
             self.metrics.observe(self.now(), &self.node, &self.net);
+            self.metrics.observe_signals(self.telling.signals.counts());
         }
     }
 

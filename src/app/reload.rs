@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 use super::{Sidecar, check_certificates, compose::local_instances};
 use crate::{
     agent::LocalInstance,
-    config::{self, AccessLog, Config, Proxy, ServiceRule},
+    config::{self, AccessLog, Config, Proxy},
+    routing::Rules,
     telemetry,
-    types::{InstanceId, ServiceName},
+    types::InstanceId,
 };
 
 impl Sidecar {
@@ -42,6 +43,10 @@ impl Sidecar {
         }
         if let Some(proxy) = &self.proxy {
             proxy.reload(next.proxy.clone(), next.services.clone(), next.access_log.clone());
+        }
+        // The seed stays as it was drawn at the start.
+        if let Err(error) = self.handle.set_rules(Rules::new(0, next.routing.clone(), &next.services)).await {
+            tracing::error!("routing stays as it was: {error}");
         }
         self.reload_instances(&next).await;
         self.config = next;
@@ -115,9 +120,6 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         shutdown,
         routing,
     } = wanted;
-    let of_services = |services: &BTreeMap<ServiceName, ServiceRule>| -> Vec<_> {
-        services.iter().filter_map(|(name, rule)| Some((name.clone(), rule.routing.clone()?))).collect()
-    };
     let later = [
         ("mesh", mesh != now.mesh),
         ("gossip", gossip != now.gossip),
@@ -129,7 +131,6 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         ("env", env != now.env),
         ("region", region != now.region),
         ("zone", zone != now.zone),
-        ("routing", routing != now.routing || of_services(&services) != of_services(&now.services)),
         ("log.format", log_format != now.log_format),
         ("access_log.path", access_log.path != now.access_log.path),
         ("access_log.format", access_log.format != now.access_log.format),
@@ -149,6 +150,7 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         services,
         log_filter,
         shutdown,
+        routing,
         ..now.clone()
     };
     (next, later.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect())
@@ -170,7 +172,7 @@ mod tests {
                     [log]\nfilter = \"debug\"\n[access_log]\nsample = 1.0\npath = \"x\"\n[shutdown]\nlimit = \"3s\"\n\
                     [[instance]]\nservice = \"orders\"\nport = 8080\n[service.cart]\nslow_start = \"1s\"\n";
         let (next, later) = merge(&now, config(text));
-        assert_eq!(later, ["proxy.bind", "zone", "routing", "access_log.path"]);
+        assert_eq!(later, ["proxy.bind", "zone", "access_log.path"]);
         assert_eq!((next.proxy.bind, next.zone, next.access_log.path), (now.proxy.bind, now.zone, None));
         assert!(next.proxy.expose_decision && next.proxy.max_retries == 0 && next.access_log.sample == 1.0);
         assert_eq!((next.log_filter.as_str(), next.instances.len(), next.shutdown.limit.as_secs()), ("debug", 1, 3));

@@ -92,6 +92,7 @@ fn the_grammar_is_sound_and_every_verb_is_there() {
             "instances",
             "route",
             "ring",
+            "observe",
             "policy",
             "rollback",
             "drain",
@@ -142,11 +143,22 @@ async fn instances_in_a_table_say_who_drained_them_and_why() {
 #[tokio::test]
 async fn json_is_complete_and_the_same_every_time() {
     let sidecar = started().await;
-    for line in ["members", "services", "instances", "route orders --key u1", "ring orders", "policy show", "info"] {
+    for line in
+        ["members", "services", "instances", "route orders --key u1", "ring orders", "observe", "policy show", "info"]
+    {
         let first = sidecar.prints(&format!("{line} --json")).await;
         assert_eq!(first, sidecar.prints(&format!("--json {line}")).await, "{line}");
         assert!(first.ends_with('\n') && serde_json::from_str::<Value>(&first).is_ok(), "{line}");
     }
+}
+
+#[tokio::test]
+async fn observe_says_who_saw_what_and_what_follows() {
+    assert_eq!(
+        started().await.prints("observe").await,
+        "kept away  n2 of orders for 1 s: 4 of 4 failed, seen by n1, n3\n\
+         says       n3, 1.5 s ago: n2 of orders: 2 of 2 failed (others see the same)\n"
+    );
 }
 
 #[tokio::test]

@@ -13,6 +13,8 @@ use crate::{
 const SENDS: u8 = 16;
 /// Sends of an item that needs a datagram or stream of its own; anti-entropy does the rest.
 const SENDS_LARGE: u8 = 4;
+/// Sends of a signal: it is old after some seconds, and the next one says it anew.
+const SENDS_SIGNAL: u8 = 6;
 /// Room an envelope has for frames.
 const ROOM: usize = MAX_DATAGRAM - 16;
 
@@ -88,7 +90,11 @@ impl Queue {
     fn sent(&mut self, rank: Rank) -> Option<Frame> {
         let (key, statement) = self.ranked.remove(&rank)?;
         let (priority, sends, size, arrival) = rank;
-        let limit = if size > ROOM { SENDS_LARGE } else { SENDS };
+        let limit = match statement.kind {
+            _ if size > ROOM => SENDS_LARGE,
+            kind if kind == Kind::Signal as u8 => SENDS_SIGNAL,
+            _ => SENDS,
+        };
         if sends + 1 < limit || Planted::GossipWithoutEnd.is_on() {
             let rank = (priority, sends.saturating_add(1), size, arrival);
             self.ranks.insert(key.clone(), rank);
@@ -142,7 +148,7 @@ pub(super) fn pack(statements: Vec<Statement>, digest: u64) -> Vec<Envelope> {
 
 fn key_of(statement: &Statement, body: &Body) -> Key {
     let about = match body {
-        Body::Member(_) | Body::Alive(_) | Body::Left(_) => String::new(),
+        Body::Member(_) | Body::Alive(_) | Body::Left(_) | Body::Signal(_) => String::new(),
         Body::Accusation(accusation) => accusation.accused.to_string(),
         Body::Instance(record) => record.id.to_string(),
         // A policy has one owner, the service, whoever wrote it.
@@ -159,7 +165,7 @@ fn policy_owner() -> NodeId {
 fn priority(kind: Kind) -> u8 {
     match kind {
         Kind::Left | Kind::Alive | Kind::Accusation => 0,
-        Kind::Policy => 1,
+        Kind::Policy | Kind::Signal => 1,
         Kind::Member | Kind::Instance => 2,
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::MembershipConfig;
 use crate::{
     routing::CandidateTable,
-    types::{MemberState, Mono, NodeId, Wall},
+    types::{MemberState, Mono, NodeId, Signal, Wall},
 };
 
 /// The time of an input.
@@ -142,6 +142,8 @@ pub enum Output {
         /// The file.
         bytes: Bytes,
     },
+    /// A member that lives says what it sees fail.
+    Signal(Signal),
     /// Something people or metrics want to know.
     Event(Event),
 }

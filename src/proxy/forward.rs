@@ -193,8 +193,11 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
             Step::Try { instance, until, fresh } => {
                 match exchange.attempt(instance, attempts.number(), until, fresh).await? {
                     Tried::Answered(answer) => {
-                        let outcome = routing::Outcome::Answered(answer.head.status.as_u16());
-                        attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
+                        let now = exchange.worker.clock.mono();
+                        match grpc::outcome(exchange.flight.grpc, &answer.head) {
+                            Some(outcome) => attempts.ended(outcome, exchange.routed, now),
+                            None => exchange.flight.pending = attempts.hand_over(),
+                        }
                         exchange.flight.retries = u32::from(attempts.retries());
                         return Ok(*answer);
                     }

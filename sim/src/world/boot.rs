@@ -9,7 +9,7 @@ use std::{
 use lanemesh::{
     health::Gate,
     node::{Input, InstanceSpec, MembershipConfig, Node, NodeConfig},
-    routing::{Builder, Locality, Snapshot},
+    routing::{Bell, Builder, Locality, Signals, Snapshot},
     types::{Env, InstanceId, Lane, NodeId, Protocol, Region, VersionName, Zone},
 };
 
@@ -58,9 +58,12 @@ impl World {
         // By turns, so that every service has its share of canaries.
         let turn = f64::from(index / mesh.services);
         let canary = ((turn + 1.0) * mesh.canary).floor() > (turn * mesh.canary).floor();
-        let mut apps = vec![new_app(index, 0, &self.services, canary)];
+        let mut apps = vec![new_app(index, 0, &self.services, canary, mesh.shallow)];
         if index == 0 {
-            apps.extend((0..mesh.extra_instances.min(250)).map(|at| new_app(0, at as u8 + 1, &self.services, false)));
+            apps.extend(
+                (0..mesh.extra_instances.min(250))
+                    .map(|at| new_app(0, at as u8 + 1, &self.services, false, mesh.shallow)),
+            );
         }
         self.hosts.push(Host {
             index,
@@ -79,6 +82,9 @@ impl World {
             clock: 0,
             drift: (0.0, 0),
             builder: Builder::new(locality.clone()),
+            signals: Signals::new(id.clone()),
+            bell: Arc::new(Bell::new(|| {})),
+            told: 0,
             locality,
             snapshot: Arc::new(Snapshot::empty()),
             table: None,
@@ -136,7 +142,7 @@ impl World {
         (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
-        entry.builder = Builder::new(entry.locality.clone());
+        super::signals::begin(entry, self.scenario.mesh.signals);
         self.addrs.insert(addr, host);
         self.announce_all(host);
         let clock = self.hosts[at].now(now);
@@ -303,7 +309,7 @@ pub(super) fn new_gate() -> Gate {
     Gate::new(2, 2)
 }
 
-fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool) -> App {
+fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool, shallow: bool) -> App {
     let service = (host as usize + usize::from(number)) % services.len();
     let id = match number {
         0 => format!("{}-{host}", services[service]),
@@ -323,6 +329,7 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         well_since: None,
         weight: 100,
         withdrawn: false,
+        shallow,
         gate: new_gate(),
     }
 }

@@ -102,6 +102,7 @@ impl World {
         sidecar.process.enter(|| agent::carry(&sidecar.net, output)).map(|rest| match rest {
             ForShell::Publish(table) => Output::Publish(table),
             ForShell::Persist { generation, bytes } => Output::Persist { generation, bytes },
+            ForShell::Signal(signal) => Output::Signal(signal),
             ForShell::Event(event) => Output::Event(event),
         })
     }

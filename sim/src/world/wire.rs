@@ -81,6 +81,7 @@ impl World {
                     let now = entry.now(self.now);
                     entry.node.iter_mut().for_each(|node| node.handle(now, Input::Persisted { generation }));
                 }
+                Output::Signal(signal) => self.signal_heard(host, signal),
                 Output::Event(event) => self.node_event(host, event),
             }
         }

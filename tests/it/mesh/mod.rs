@@ -13,5 +13,6 @@ mod orders;
 mod reload;
 mod restart;
 mod rolling;
+mod signals;
 mod together;
 mod traffic;
