@@ -11,7 +11,7 @@
 //! [`MOST_STRIKES`] times. Each of them is reported as probably sick itself. An instance that has just answered this sidecar several
 //! times since its return is kept whatever is said. Two liars can thus keep half of a lane away for one open time, and no more.
 //!
-//! The two seconds are how old a failure may be when it is told; the attempts told are those that the breaker looks at,
+//! The two seconds of M10 are how old a failure may be when it is told; the attempts told are those that the breaker looks at,
 //! since the successes of two seconds would hide a fault for as long.
 //!
 //! Not here: signatures and the way (`node`), when to tell (whoever answers the [`Bell`]).
