@@ -71,6 +71,9 @@ pub struct MembershipConfig {
     pub sweep_most: usize,
     /// Pause between two sweeps.
     pub sweep_gap: Duration,
+    /// Up to so many others everybody probes everybody; above, each member has fixed watchers (`circle`). As many as there
+    /// can be open connections.
+    pub contacts: usize,
 }
 
 impl MembershipConfig {
@@ -108,6 +111,7 @@ impl MembershipConfig {
             sweep_window: ms(3_000),
             sweep_most: 128,
             sweep_gap: ms(5_000),
+            contacts: 256,
         }
     }
 
@@ -140,6 +144,12 @@ impl MembershipConfig {
         }
     }
 
+    /// Who watches a member in a mesh too large for everybody to be in touch with everybody. A node watches as many and is
+    /// watched by as many, so this takes up to half of its connections where there are few.
+    pub(super) fn watchers(&self) -> usize {
+        (self.contacts / 4).clamp(2, MOST_WATCHERS)
+    }
+
     /// A node looks at the same member for others at most this often.
     pub(super) fn help_gap(&self) -> Duration {
         self.confirm / 2
@@ -159,6 +169,9 @@ impl MembershipConfig {
         self.wait_max.saturating_sub(span * confirmed / full)
     }
 }
+
+/// Half of them may die at once and some are still there: with 16, of 1,000 members none is left unwatched (2^-16 each).
+const MOST_WATCHERS: usize = 16;
 
 /// 1000 ln(k) for k = 1.. accusers. A table, since `f64::ln` may differ in its last bit between platforms.
 const LN_PER_MILLE: [u32; 8] = [0, 693, 1_099, 1_386, 1_609, 1_792, 1_946, 2_079];
