@@ -17,11 +17,12 @@ use serde_json::Value;
 
 use super::{
     http::{self, Connection},
+    option,
     process::Owned,
     until,
 };
 
-/// The program under test.
+/// The program under test, if no other is named on the command line (`--binary PATH`, to measure another build).
 pub const BINARY: &str = env!("CARGO_BIN_EXE_lanemesh");
 /// Longest wait for a process.
 const START: Duration = Duration::from_secs(20);
@@ -130,9 +131,18 @@ impl Drop for Mesh {
 
 impl Sidecar {
     fn start(&mut self, seeds: &[String]) -> Instant {
-        let config = self.write_config(seeds);
         let log = File::options().create(true).append(true).open(self.dir.join("log")).expect("a log file");
-        let mut command = Command::new(BINARY);
+        let mut command = self.command(seeds);
+        command.stdout(Stdio::null()).stderr(log);
+        let before = Instant::now();
+        self.process = Some(Owned::spawn(&mut command).expect("a sidecar starts"));
+        before
+    }
+
+    /// What starts it, for whoever wants to own the process and read its log.
+    pub fn command(&self, seeds: &[String]) -> Command {
+        let config = self.write_config(seeds);
+        let mut command = Command::new(option("--binary").unwrap_or_else(|| BINARY.to_owned()));
         command.args(["run", "--config"]).arg(config);
         for set in &self.set {
             command.args(["--set", set]);
@@ -140,10 +150,8 @@ impl Sidecar {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LANEMESH_")) {
             command.env_remove(name);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let before = Instant::now();
-        self.process = Some(Owned::spawn(&mut command).expect("a sidecar starts"));
-        before
+        command.stdin(Stdio::null());
+        command
     }
 
     fn write_config(&self, seeds: &[String]) -> PathBuf {
