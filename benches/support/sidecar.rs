@@ -44,6 +44,8 @@ pub struct Sidecar {
     pub app: Option<Announced>,
     /// Further keys, `key=value`.
     pub set: Vec<String>,
+    /// Further text of the configuration file.
+    pub more: String,
     dir: PathBuf,
     process: Option<Owned>,
 }
@@ -69,7 +71,7 @@ impl Mesh {
         let dir = self.dir.join(name);
         let request = LeafRequest {
             node: NodeId::new(name).expect("a name"),
-            services: vec![ServiceName::new("orders").expect("a name")],
+            services: ["orders", "calls"].map(|name| ServiceName::new(name).expect("a name")).into(),
             any_service: false,
             valid_for: Duration::from_secs(24 * 3600),
         };
@@ -81,6 +83,7 @@ impl Mesh {
             proxy: free_port(),
             app,
             set: Vec::new(),
+            more: String::new(),
             dir,
             process: None,
         };
@@ -173,6 +176,7 @@ impl Sidecar {
                 "\n[[instance]]\nservice = \"orders\"\nhost = \"127.0.0.1\"\nport = {port}\nversion = \"v1\"\ncheck = {check:?}\n"
             );
         }
+        text += &self.more;
         let file = self.dir.join("lanemesh.toml");
         std::fs::write(&file, text).expect("the configuration can be written");
         file

@@ -353,6 +353,9 @@ impl Agent {
 
     /// Leaves the mesh; `back` hears when enough peers know, or after a second.
     pub(super) fn leave(&mut self, back: oneshot::Sender<()>) {
+        if self.leaving.is_none() {
+            tracing::info!("leaves the mesh");
+        }
         self.node.leave(self.now());
         let (waiting, _) = self.leaving.get_or_insert_with(|| (Vec::new(), tokio::time::Instant::now() + GOODBYE));
         waiting.push(back);

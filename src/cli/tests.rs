@@ -288,7 +288,7 @@ async fn instances_are_changed_registered_and_withdrawn() {
     assert_eq!((&made["id"], &made["lane"], &made["weight"]), (&json!("x1"), &json!("canary"), &json!(100)));
     assert_eq!(sidecar.prints("instances deregister x1").await, "x1 is withdrawn\n");
     assert_eq!(sidecar.fails("instances deregister x1").await.exit, Exit::NotFound);
-    assert_eq!(sidecar.fails("instances set n1 --weight 1601").await.exit, Exit::Failed);
+    assert_eq!(sidecar.fails("instances set n1 --weight 1601").await.exit, Exit::Usage);
     assert_eq!(sidecar.fails("instances set n1").await.exit, Exit::Usage);
 }
 

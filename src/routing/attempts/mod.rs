@@ -142,6 +142,8 @@ pub struct Attempts {
     per_try: Duration,
     /// A shorter try's timeout says nothing about the instance.
     patience: Duration,
+    /// It is the deadline that makes a try as short as it is.
+    hurried: bool,
     deadline: Mono,
     tries: u8,
     retries: u8,
@@ -194,6 +196,8 @@ impl Attempts {
             None => State::Over(GiveUp::NoInstance),
         };
         let repeatable = replayable && class != MethodClass::Other;
+        // What is never repeated leaves no time for others.
+        let share = if repeatable { config.total / 3 } else { config.total };
         Self {
             key_hash: decision.key_hash,
             lane: decision.served.unwrap_or(0),
@@ -202,9 +206,9 @@ impl Attempts {
             begun: false,
             repeatable,
             max_retries: config.max_retries,
-            // What is never repeated leaves no time for others.
-            per_try: config.per_try.min(if repeatable { config.total / 3 } else { config.total }),
+            per_try: config.per_try.min(share),
             patience: config.per_try.min(LONG_ENOUGH),
+            hurried: share < config.per_try,
             deadline: now + config.total,
             tries: 0,
             retries: 0,
@@ -271,7 +275,10 @@ impl Attempts {
                 self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
             Outcome::Reset => self.failed(instance, GiveUp::UpstreamReset, service, now),
-            Outcome::Timeout => self.failed(instance, GiveUp::UpstreamTimeout, service, now),
+            Outcome::Timeout => {
+                let why = if self.hurried { GiveUp::Deadline } else { GiveUp::UpstreamTimeout };
+                self.failed(instance, why, service, now);
+            }
             Outcome::RetryableStatus(_) => self.failed(instance, GiveUp::RetriesUsedUp, service, now),
             Outcome::Answered(_) => self.state = State::Over(GiveUp::RetriesUsedUp),
         }

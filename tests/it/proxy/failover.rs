@@ -251,6 +251,29 @@ fn timeouts_have_their_own_status_and_reason() {
     let response = proxy.ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
     assert_eq!(response.status, 504);
     assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+    // What the caller was too impatient for is not the operator's setting, and what nobody can read is not passed on.
+    let hurried = proxy.ask("GET / HTTP/1.1\r\nHost: orders\r\nx-request-timeout: 120\r\n\r\n");
+    assert_eq!((hurried.status, hurried.header("x-lanemesh-error")), (504, Some("deadline")));
+}
+
+#[test]
+fn the_callers_time_limit_is_passed_on_as_this_proxy_keeps_it() {
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::with(&[Instance::new("o1", up.addr)], &[], |config| {
+        config.proxy.timeouts.total = Duration::from_secs(6);
+    });
+    let seen = |limit: &str| {
+        let ask = format!("GET / HTTP/1.1\r\nHost: orders\r\nx-request-timeout: {limit}\r\n\r\n");
+        assert_eq!(proxy.ask(ask).status, 200);
+        up.seen().pop().unwrap().values("x-request-timeout").first().map(|left| left.parse::<u64>().unwrap())
+    };
+    for (limit, most) in [("60000", 6_000), ("99999999999999999999", 6_000), ("2s", 2_000), ("1500", 1_500)] {
+        let left = seen(limit).unwrap();
+        assert!((most - 500..=most).contains(&left), "{limit}: {left}");
+    }
+    for nonsense in ["abc", "-5", "1h"] {
+        assert_eq!(seen(nonsense), None, "{nonsense}");
+    }
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn c54_errors_are_statuses() {
     assert_status(&client.ask(7, &to("tcp", &[]), "x"), "12", "protocol_not_supported");
     let began = Instant::now();
     let late = client.ask(9, &to("orders", &[("grpc-timeout", "100m")]), "x");
-    assert_status(&late, "4", "upstream_timeout");
+    assert_status(&late, "4", "deadline");
     assert!((80..2_000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
     // A client that does not speak gRPC gets statuses of its own.
     let mut rest = to("refusing", &[]);
