@@ -83,7 +83,7 @@ impl Far {
             .map(|at| format!("addr add {}/16 dev {CABLE}\n", divided_address(at, size)))
             .collect();
         let Ok(mut child) = batch.spawn() else { return false };
-        let written = child.stdin.take().is_some_and(|mut to| write!(to, "{lines}link set {CABLE} up\n").is_ok());
+        let written = child.stdin.take().is_some_and(|mut to| writeln!(to, "{lines}link set {CABLE} up").is_ok());
         written && child.wait().is_ok_and(|status| status.success())
     }
 
