@@ -2,8 +2,10 @@
 //! their own. Prints both columns, the ratio and the goal for each size.
 //!
 //! ```text
-//! cargo bench --bench serf [-- PART ... --agents 10,50 --rounds 3 --watch 30 --split 30 --binary target/release/lanemesh]
+//! cargo bench --bench serf [-- PART ... --agents 10,50 --rounds 3 --watch 30 --split 30]
 //! ```
+//!
+//! `LANEMESH_BENCH_BINARY=PATH` measures another build of the sidecar.
 //!
 //! Parts: `idle`, `change`, `leave`, `crash`, `pause`, `loss`, `partition`, and `ours` or `serf` for only one of the two; all of
 //! both without any. The start of all at once is always measured.

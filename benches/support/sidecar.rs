@@ -17,13 +17,15 @@ use serde_json::Value;
 
 use super::{
     http::{self, Connection},
-    option,
     process::Owned,
     until,
 };
 
-/// The program under test, if no other is named on the command line (`--binary PATH`, to measure another build).
-pub const BINARY: &str = env!("CARGO_BIN_EXE_lanemesh");
+/// The program under test: the one that cargo built beside the benchmark, or what `LANEMESH_BENCH_BINARY` names (an older one to
+/// compare with, or one of another profile).
+pub fn binary() -> String {
+    std::env::var("LANEMESH_BENCH_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_lanemesh").to_owned())
+}
 /// Longest wait for a process.
 const START: Duration = Duration::from_secs(20);
 
@@ -145,7 +147,7 @@ impl Sidecar {
     /// What starts it, for whoever wants to own the process and read its log.
     pub fn command(&self, seeds: &[String]) -> Command {
         let config = self.write_config(seeds);
-        let mut command = Command::new(option("--binary").unwrap_or_else(|| BINARY.to_owned()));
+        let mut command = Command::new(binary());
         command.args(["run", "--config"]).arg(config);
         for set in &self.set {
             command.args(["--set", set]);

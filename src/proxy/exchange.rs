@@ -221,18 +221,16 @@ impl<'a> Exchange<'a> {
         http2: bool,
     ) -> Result<(Request<RequestBody>, Option<Rc<Progress>>), Refusal> {
         let repeatable = self.repeatable() || http2;
-        let mut request = Request::new(RequestBody::Kept(bytes::Bytes::new()));
-        *request.method_mut() = self.parts.method.clone();
-        *request.uri_mut() = self.parts.uri.clone();
-        *request.version_mut() = Version::HTTP_11;
-        *request.headers_mut() =
-            if repeatable { self.parts.headers.clone() } else { std::mem::take(&mut self.parts.headers) };
-        let headers = request.headers_mut();
-        if let Some(prepared) = prepared {
-            headers.insert(X_LANE, prepared.lane.clone());
-            headers.insert(X_VERSION, prepared.version.clone());
+        // Written before the copy, so that the copy has the right size; another try writes its own over it.
+        let headers = &mut self.parts.headers;
+        match prepared {
+            Some(prepared) => {
+                headers.insert(X_LANE, prepared.lane.clone());
+                headers.insert(X_VERSION, prepared.version.clone());
+            }
+            None => [X_LANE, X_VERSION].into_iter().for_each(|name| drop(headers.remove(name))),
         }
-        headers.insert(X_ATTEMPT, HeaderValue::from(u16::from(number)));
+        headers.insert(X_ATTEMPT, headers::count(number.into()));
         if let Some(deadline) = self.deadline {
             let left = deadline.since(self.worker.clock.mono()).as_millis();
             headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)));
@@ -240,13 +238,19 @@ impl<'a> Exchange<'a> {
                 grpc::set_timeout(headers, deadline.since(self.worker.clock.mono()));
             }
         }
+        let mut request = Request::new(RequestBody::Kept(bytes::Bytes::new()));
+        *request.method_mut() = self.parts.method.clone();
+        *request.uri_mut() = self.parts.uri.clone();
+        *request.version_mut() = Version::HTTP_11;
+        *request.headers_mut() =
+            if repeatable { self.parts.headers.clone() } else { std::mem::take(&mut self.parts.headers) };
         if http2 {
             // No `Upgrade`, which may be ignored at any time: HTTP/2 has none.
             let (mut parts, body) = request.into_parts();
             for_http2(&mut parts)?;
             request = Request::from_parts(parts, body);
         } else if let Some(wanted) = &self.flight.upgrade {
-            headers::ask_upgrade(headers, wanted.clone());
+            headers::ask_upgrade(request.headers_mut(), wanted.clone());
         }
         let (open, opened) = match (self.body.expects() && !http2).then(oneshot::channel) {
             Some((open, opened)) => (Some(Mutex::new(Some(open))), Some(opened)),
