@@ -39,7 +39,7 @@ struct Books {
     lines: Vec<Said>,
     /// What each says of each last; `None` before the first word.
     views: Vec<Vec<Option<Word>>>,
-    /// When each last came to see everybody else alive, if it still does.
+    /// When each last came to see everybody else, if it still does. Whom it suspects or doubts is there as well.
     whole: Vec<Option<Instant>>,
     /// Whose death would be no mistake just now.
     guilty: Vec<bool>,
@@ -96,8 +96,10 @@ impl Journal {
             books.false_deaths += 1;
         }
         books.views[said.by][said.of] = Some(said.word);
-        let alive = books.views[said.by].iter().filter(|word| **word == Some(Word::Alive)).count();
-        books.whole[said.by] = (alive + 1 == self.size).then_some(said.at);
+        let there = |word: &&Option<Word>| matches!(word, Some(Word::Alive | Word::Doubtful));
+        let whole = books.views[said.by].iter().filter(there).count() + 1 == self.size;
+        let since = books.whole[said.by].unwrap_or(said.at);
+        books.whole[said.by] = whole.then_some(since);
     }
 
     /// A place in the journal: what is asked of later lines only.
