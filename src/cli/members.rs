@@ -76,6 +76,7 @@ fn render_story(MemberStory { info, story }: &MemberStory) -> String {
                 .map_or(String::new(), |us| format!(", the last answer took {:.1} ms", us as f64 / 1e3));
             format!("{} by this sidecar, {} missed{took}", story.probes, story.missed)
         }
+        (false, false) if story.watchers.is_empty() => "not while it is gone".to_owned(),
         (false, false) => "not by this sidecar: by its watchers".to_owned(),
     };
     let wrong = match (story.wrong_accusations, story.ignored_as_accuser) {
