@@ -37,8 +37,9 @@ use crate::{
 
 /// Idle connections kept per instance and thread.
 const MOST_IDLE: usize = 256;
-/// Largest response head.
-pub(super) const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+/// Largest response head, and with it the largest piece of a body that is read at a time: what a client does not take stays in
+/// memory, so a stalled one must not hold much.
+pub(super) const MAX_RESPONSE_HEAD: usize = 64 * 1024;
 
 /// One connection to an instance.
 pub(super) struct Link {
