@@ -136,8 +136,17 @@ impl Drop for Mesh {
 
 impl Sidecar {
     fn start(&mut self, seeds: &[String]) -> Instant {
-        let config = self.write_config(seeds);
         let log = File::options().create(true).append(true).open(self.dir.join("log")).expect("a log file");
+        let mut command = self.command(seeds);
+        command.stdout(Stdio::null()).stderr(log);
+        let before = Instant::now();
+        self.process = Some(Owned::spawn(&mut command).expect("a sidecar starts"));
+        before
+    }
+
+    /// What starts it, for whoever wants to own the process and read its log.
+    pub fn command(&self, seeds: &[String]) -> Command {
+        let config = self.write_config(seeds);
         let mut command = Command::new(binary());
         command.args(["run", "--config"]).arg(config);
         for set in &self.set {
@@ -146,10 +155,8 @@ impl Sidecar {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LANEMESH_")) {
             command.env_remove(name);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let before = Instant::now();
-        self.process = Some(Owned::spawn(&mut command).expect("a sidecar starts"));
-        before
+        command.stdin(Stdio::null());
+        command
     }
 
     fn write_config(&self, seeds: &[String]) -> PathBuf {

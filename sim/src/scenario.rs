@@ -89,6 +89,10 @@ pub struct Mesh {
     pub cpu: Option<f64>,
     /// Peer connections that a sidecar keeps open (level 2).
     pub connections: u32,
+    /// Others with whom a sidecar keeps in touch; in a larger mesh each has a few watchers. When not given: as many as it keeps
+    /// connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contacts: Option<u32>,
     /// Seconds of silence after which a connection is closed (level 2).
     pub idle: f64,
     /// Whether sidecars tell each other what fails.
@@ -117,6 +121,7 @@ impl Default for Mesh {
             extra_instances: 0,
             cpu: None,
             connections: 256,
+            contacts: None,
             idle: 180.0,
             signals: true,
             shallow: false,

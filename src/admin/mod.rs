@@ -158,6 +158,8 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/metrics", get(read::metrics))
         .route("/v1/info", get(read::info))
         .route("/v1/members", get(read::members))
+        .route("/v1/members/{node}", get(read::member))
+        .route("/v1/compare", get(read::compare))
         .route("/v1/services", get(read::services))
         .route("/v1/instances", get(read::instances).merge(order(post(write::register))))
         .route(

@@ -15,7 +15,8 @@ use super::{
     views::{Readiness, ServiceInfo},
 };
 use crate::{
-    agent::{InstanceInfo, MemberInfo, NodeInfo, PolicyInfo},
+    agent::{InstanceInfo, MemberInfo, MemberStory, NodeInfo, PolicyInfo},
+    node::PeerView,
     routing::{Explanation, MethodClass, Request, RingReport, ServiceView, SignalsReport, Snapshot, choose},
     types::{InstanceId, Lane, MemberState, NodeId, ServiceName},
 };
@@ -68,6 +69,20 @@ pub(super) async fn members(
     let mut members = state.handle.members().await?;
     members.retain(|member| wanted.as_ref().is_none_or(|states| states.contains(&member.state)));
     Ok(Json(members))
+}
+
+/// `GET /v1/members/{node}`.
+pub(super) async fn member(State(state): State<AdminState>, Path(node): Path<String>) -> Answer<MemberStory> {
+    let node = parsed(NodeId::new(&node))?;
+    state.handle.member(node.clone()).await?.map(Json).ok_or_else(|| {
+        Problem::new(StatusCode::NOT_FOUND, format!("no member `{node}` is known here"))
+            .cure("`lanemesh members --all` lists them")
+    })
+}
+
+/// `GET /v1/compare`: how each peer's view differs from this sidecar's.
+pub(super) async fn compare(State(state): State<AdminState>) -> Answer<Vec<PeerView>> {
+    Ok(Json(state.handle.compare().await?))
 }
 
 /// `GET /v1/services`.
@@ -240,6 +255,8 @@ const INDEX: &str = "\
 lanemesh admin API. Reads (GET), JSON:
   /v1/info                       this sidecar
   /v1/members                    members as this sidecar sees them (?state=alive,down)
+  /v1/members/{node}             one member: who accuses it, its probes, what happened
+  /v1/compare                    how each peer's view differs from this sidecar's
   /v1/services                   services and their lanes, as requests see them
   /v1/instances                  instances (?service= &lane= &node=)
   /v1/instances/{id}             one instance

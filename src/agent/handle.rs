@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::LocalInstance;
 use crate::{
     lanes::PolicyChange,
-    node::InstanceChange,
+    node::{InstanceChange, PeerView, Story},
     routing::{Rules, SignalsReport, Snapshot},
     types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
 };
@@ -37,6 +37,16 @@ pub struct MemberInfo {
     pub why: Vec<String>,
     /// Program version it reports.
     pub program: String,
+}
+
+/// Everything that a sidecar knows of a member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberStory {
+    /// As in the list.
+    #[serde(flatten)]
+    pub info: MemberInfo,
+    /// What is behind it.
+    pub story: Story,
 }
 
 /// An instance as people see it.
@@ -159,6 +169,8 @@ pub enum CommandError {
 /// One question or order, with the way back.
 pub(super) enum Ask {
     Members(oneshot::Sender<Vec<MemberInfo>>),
+    Member(NodeId, oneshot::Sender<Option<MemberStory>>),
+    Compare(oneshot::Sender<Vec<PeerView>>),
     Instances(oneshot::Sender<Vec<InstanceInfo>>),
     Info(oneshot::Sender<NodeInfo>),
     Policies(oneshot::Sender<Vec<PolicyInfo>>),
@@ -215,6 +227,17 @@ impl Handle {
     /// Members, by node id.
     pub async fn members(&self) -> Result<Vec<MemberInfo>, CommandError> {
         ask!(self, |back| Ask::Members(back))
+    }
+
+    /// One member with all that is known of it; `None` where it is unknown.
+    pub async fn member(&self, node: NodeId) -> Result<Option<MemberStory>, CommandError> {
+        ask!(self, |back| Ask::Member(node, back))
+    }
+
+    /// Asks every active member for its view, and says how each differs from this sidecar's. Takes as long as the slowest
+    /// answer, some seconds where somebody does not answer.
+    pub async fn compare(&self) -> Result<Vec<PeerView>, CommandError> {
+        ask!(self, |back| Ask::Compare(back))
     }
 
     /// Instances, by service and id.

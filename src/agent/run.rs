@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeInfo, StateDir,
+    compare::Comparison,
     handle::{Ask, Handle},
     metrics::MeshMetrics,
     post::{self, ForPeople, ForShell},
@@ -38,6 +39,10 @@ const SEEDS_WAIT: Duration = Duration::from_secs(3);
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
 /// After a member's state changed; several changes of one moment are one look.
 const OBSERVE_SOON: Duration = Duration::from_millis(50);
+/// Between looks at what the proxy has heard, while a sign of the own network is wanted.
+const CONTROL_EVERY: Duration = Duration::from_millis(100);
+/// What was heard before says nothing of now.
+const CONTROL_FRESH: Duration = Duration::from_millis(500);
 /// Longest time that a goodbye waits for peers' answers.
 const GOODBYE: Duration = Duration::from_millis(1000);
 
@@ -123,6 +128,7 @@ pub struct Agent {
     pub(super) state: StateDir,
     /// Own instances whose id another living member announces as well, as last said.
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
+    pub(super) comparison: Option<Comparison>,
     /// The highest generation that the writer has been given; told when it is on disk.
     written: watch::Sender<u64>,
     writing: u64,
@@ -132,6 +138,7 @@ pub struct Agent {
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
     ended: Option<Ended>,
     observe_at: Mono,
+    control_at: Mono,
     seeds_until: Mono,
 }
 
@@ -163,6 +170,7 @@ impl Agent {
             host: config.host,
             state: config.state,
             twins: BTreeMap::new(),
+            comparison: None,
             written: watch::Sender::new(0),
             writing: 0,
             builder,
@@ -171,6 +179,7 @@ impl Agent {
             leaving: None,
             ended: None,
             observe_at: Mono::ZERO,
+            control_at: Mono::ZERO,
             seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
         agent.announce_all(config.instances);
@@ -220,8 +229,10 @@ impl Agent {
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
             }
             self.tell_failures();
+            self.offer_control();
             self.carry_out();
             self.note_ready();
+            self.compare_on();
             self.say_goodbye();
         }
     }
@@ -242,7 +253,8 @@ impl Agent {
         let timers = [self.node.poll_timeout(), self.telling.due()].into_iter().flatten();
         let due = timers.fold(self.observe_at, Mono::min).since(self.clock.mono());
         let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
-        goodbye.map_or(now + due, |until| until.min(now + due))
+        let compared = self.comparison.as_ref().map(|comparison| comparison.until);
+        [goodbye, compared].into_iter().flatten().fold(now + due, Ord::min)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -251,6 +263,25 @@ impl Agent {
 
     fn feed(&mut self, input: Input) {
         self.node.handle(self.now(), input);
+    }
+
+    /// In a mesh of two or three nobody may be left to show that this node's own network works; an upstream on another host
+    /// that has just answered the proxy shows it as well.
+    fn offer_control(&mut self) {
+        let now = self.clock.mono();
+        if !self.node.membership().wants_control() || now < self.control_at {
+            return;
+        }
+        self.control_at = now + CONTROL_EVERY;
+        let snapshot = self.snapshot.load();
+        let mut instances = snapshot.services().flat_map(|service| &service.instances);
+        let heard = instances.any(|entry| {
+            let recent = entry.cell.last_heard().is_some_and(|at| now.since(at) <= CONTROL_FRESH);
+            recent && is_elsewhere(&entry.record.host, &self.host)
+        });
+        if heard {
+            self.feed(Input::Control);
+        }
     }
 
     fn net_event(&mut self, event: NetEvent) {
@@ -322,6 +353,7 @@ impl Agent {
                 tracing::warn!(%from, %signer, times, "not believed: {reason}");
             }
             Event::Malformed { from, reason, times } => tracing::warn!(%from, times, "unreadable: {reason}"),
+            Event::Compared(view) => self.compared(view),
             Event::Report(text) => tracing::warn!("{text}"),
         }
     }
@@ -359,5 +391,24 @@ impl Agent {
     pub(super) fn drain_for_shutdown(&mut self) {
         // Nothing to drain is fine: this sidecar announces nothing.
         let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
+    }
+}
+
+/// Whether what listens at `host` is reached over the network, from a sidecar that is reached at `own`.
+fn is_elsewhere(host: &str, own: &str) -> bool {
+    let here = host == own || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    !here && host != "localhost"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_elsewhere;
+
+    #[test]
+    fn what_is_on_this_host_says_nothing_of_the_network() {
+        assert!(is_elsewhere("10.0.0.2", "10.0.0.1") && is_elsewhere("db.internal", "10.0.0.1"));
+        for here in ["10.0.0.1", "127.0.0.1", "127.0.0.9", "::1", "localhost"] {
+            assert!(!is_elsewhere(here, "10.0.0.1"), "{here}");
+        }
     }
 }

@@ -126,6 +126,28 @@ async fn members_in_a_table() {
 }
 
 #[tokio::test]
+async fn one_member_is_told_in_full_and_views_are_compared() {
+    let sidecar = started().await;
+    let told = sidecar.prints("members why n2").await;
+    for line in [
+        "accused        by n3 (port refused, 0.9 s ago); nobody has confirmed it, so it is not spread",
+        "probed         40 by this sidecar, 2 missed, the last answer took 1.5 ms",
+        "0.9 s  its port refused: accused",
+    ] {
+        assert!(told.contains(line), "{told}");
+    }
+    assert_eq!(sidecar.json("members why n2").await["story"]["accusers"][0]["node"], "n3");
+    assert_eq!(
+        sidecar.prints("members --compare").await,
+        "MEMBER  ITS VIEW\n\
+         n2      same\n\
+         n3      n4: alive here, down there; 1 entry newer there\n\
+         n4      no answer: 10.0.0.4:7946 did not answer within 1s\n\
+         \n1 of 3 see what this sidecar sees\n"
+    );
+}
+
+#[tokio::test]
 async fn instances_in_a_table_say_who_drained_them_and_why() {
     let sidecar = started().await;
     assert_eq!(

@@ -157,7 +157,9 @@ pub(super) const KEYS: &[Key] = keys! {
              a seed that is not a member is tried for as long as the sidecar lives. Empty: the first of its mesh, or found by \
              others.";
         "profile" Choice(&["lan", "wan"]), Is("lan"),
-            "Timers: `lan` for round trips of a few milliseconds, `wan` for some hundred.";
+            "Timers: `lan` for round trips of a few milliseconds, `wan` for some hundred. `wan` takes three times as long to \
+             notice a death (`config check` prints the times), sends a third of the probes, and holds nobody for dead who stands \
+             still for less than 7 s.";
         "coalesce" Span(ms(0), s(2)), Is("300ms"),
             "After a new routing snapshot, further changes wait so long for company: fewer snapshots while much changes, against \
              news that is so much later. What takes an instance out of traffic (death, drain, failed check, weight 0, policy, \

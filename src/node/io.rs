@@ -195,6 +195,8 @@ pub enum Event {
         /// How often since it was told last.
         times: u64,
     },
+    /// What came of [`Node::compare_with`](super::Node::compare_with).
+    Compared(super::PeerView),
     /// Anything else worth a log line.
     Report(String),
 }

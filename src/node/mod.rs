@@ -8,6 +8,7 @@
 //! Not here: sockets, files, names to resolve, and any decision about a request.
 
 mod clocks;
+mod compare;
 mod complaints;
 mod gossip;
 mod ingress;
@@ -40,9 +41,12 @@ use crate::{
     wire::{Body, Envelope, Frame, KeyId, Kind, Statement, key_id},
 };
 
+pub use compare::{Difference, PeerView};
 pub use io::{Counters, DialError, Event, Input, NodeConfig, Now, Output};
 pub use local::{InstanceChange, InstanceSpec, OrderError, SHUTDOWN};
-pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig, Removal};
+pub use membership::{
+    Accuser, Action, FORGET_AFTER, Membership, MembershipConfig, Removal, Story, StoryEvent, Tallies,
+};
 pub use stored::{Stored, StoredFault};
 
 /// One sidecar, without its sockets.

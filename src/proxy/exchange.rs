@@ -145,8 +145,10 @@ impl<'a> Exchange<'a> {
         };
         match waited {
             Some(Ok(response)) => {
+                let now = self.worker.clock.mono();
+                entry.cell.heard(now);
                 if let Some(prepared) = &prepared {
-                    prepared.heard.set(self.worker.clock.mono());
+                    prepared.heard.set(now);
                 }
                 self.answered(response, lease, at, until, progress).await
             }

@@ -172,6 +172,9 @@ impl World {
             Profile::Lan => MembershipConfig::lan(),
             Profile::Wan => MembershipConfig::wan(),
         };
+        let mesh = &self.scenario.mesh;
+        let membership =
+            MembershipConfig { contacts: mesh.contacts.unwrap_or(mesh.connections) as usize, ..membership };
         let config = NodeConfig {
             node: entry.id.clone(),
             addr: entry.addr,

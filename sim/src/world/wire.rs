@@ -124,7 +124,7 @@ impl World {
             NodeEvent::Refused { times, .. } => self.stats.refused += times,
             NodeEvent::Malformed { times, .. } => self.stats.malformed += times,
             NodeEvent::Report(_) => self.stats.reports += 1,
-            NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } => {}
+            NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } | NodeEvent::Compared(_) => {}
         }
     }
 

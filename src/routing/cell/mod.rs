@@ -56,6 +56,8 @@ struct Counts {
     recent: AtomicU64,
     window: AtomicU64,
     pace: Pace,
+    /// When it last answered anything, in milliseconds; 0: never.
+    heard: AtomicU64,
 }
 
 /// What a decision sees of an instance.
@@ -329,6 +331,17 @@ impl InstanceCell {
         let always = self.word.0.fetch_update(Relaxed, Relaxed, slowly);
         debug_assert!(always.is_ok(), "the closure never refuses");
         self.forget();
+    }
+
+    /// A response's head came from it, whatever it says.
+    #[inline]
+    pub fn heard(&self, now: Mono) {
+        self.counts.0.heard.store(now.millis(), Relaxed);
+    }
+
+    /// When that was last.
+    pub fn last_heard(&self) -> Option<Mono> {
+        Some(self.counts.0.heard.load(Relaxed)).filter(|millis| *millis > 0).map(Mono::from_millis)
     }
 
     /// Requests in flight from this sidecar.

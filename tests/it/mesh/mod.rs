@@ -6,6 +6,7 @@
 mod chaos;
 mod command;
 mod files;
+mod hosts;
 mod instances;
 mod names;
 mod networks;
