@@ -30,8 +30,12 @@ fn decisions(c: &mut Criterion) {
     for size in SIZES {
         let with_policy = fleet::table(size);
         let without = CandidateTable { policies: Default::default(), ..with_policy.clone() };
-        for (name, table) in [("policy, bucket, ring, cells", with_policy), ("no policy", without)] {
-            let snapshot = fleet::snapshot(&table);
+        let snapshots = [
+            ("policy, bucket, ring, cells", fleet::snapshot(&with_policy)),
+            ("no policy", fleet::snapshot(&without)),
+            ("the same, breakers, zones, bounded load", fleet::busy_snapshot(with_policy)),
+        ];
+        for (name, snapshot) in snapshots {
             let mut at = 0;
             let mut one = || {
                 at = (at + 1) % SUBJECTS;

@@ -24,7 +24,7 @@ use support::{
     http::Connection,
     option, parts,
     process::{self, Owned},
-    sidecar::{Announced, BINARY, Mesh, free_port},
+    sidecar::{Announced, Mesh, binary, free_port},
     table::{Figures, median, spread},
     until,
 };
@@ -110,7 +110,7 @@ impl Stage {
 /// The demo's application. Its name fills the body up to 256 bytes.
 fn start_app(addr: SocketAddr, at: usize) -> Owned {
     let version = format!("v1-{}", "x".repeat(195));
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(binary());
     command.args([
         "demo-app",
         "--listen",

@@ -118,7 +118,7 @@ fn changes(figures: &mut Figures, mesh: &Mesh) {
     }
 
     let from = Instant::now();
-    changed.order("PATCH", "/v1/policies/orders", r#"{"sizes": {"canary": 500}}"#);
+    changed.order("PATCH", "/v1/policies/orders", r#"{"sizes": {"canary": 500}, "force": true}"#);
     let set = mesh.all(from, LIMIT, "/v1/services", |services| services[0]["lanes"]["canary"]["size"] == 500);
     figures.time("policy set -> in every routing snapshot", None, set);
     sleep(REST);

@@ -21,8 +21,11 @@ use super::{
     until,
 };
 
-/// The program under test.
-pub const BINARY: &str = env!("CARGO_BIN_EXE_lanemesh");
+/// The program under test: the one that cargo built beside the benchmark, or what `LANEMESH_BENCH_BINARY` names (an older one to
+/// compare with, or one of another profile).
+pub fn binary() -> String {
+    std::env::var("LANEMESH_BENCH_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_lanemesh").to_owned())
+}
 /// Longest wait for a process.
 const START: Duration = Duration::from_secs(20);
 
@@ -43,6 +46,8 @@ pub struct Sidecar {
     pub app: Option<Announced>,
     /// Further keys, `key=value`.
     pub set: Vec<String>,
+    /// Further text of the configuration file.
+    pub more: String,
     dir: PathBuf,
     process: Option<Owned>,
 }
@@ -68,7 +73,7 @@ impl Mesh {
         let dir = self.dir.join(name);
         let request = LeafRequest {
             node: NodeId::new(name).expect("a name"),
-            services: vec![ServiceName::new("orders").expect("a name")],
+            services: ["orders", "calls"].map(|name| ServiceName::new(name).expect("a name")).into(),
             any_service: false,
             valid_for: Duration::from_secs(24 * 3600),
         };
@@ -80,6 +85,7 @@ impl Mesh {
             proxy: free_port(),
             app,
             set: Vec::new(),
+            more: String::new(),
             dir,
             process: None,
         };
@@ -130,9 +136,18 @@ impl Drop for Mesh {
 
 impl Sidecar {
     fn start(&mut self, seeds: &[String]) -> Instant {
-        let config = self.write_config(seeds);
         let log = File::options().create(true).append(true).open(self.dir.join("log")).expect("a log file");
-        let mut command = Command::new(BINARY);
+        let mut command = self.command(seeds);
+        command.stdout(Stdio::null()).stderr(log);
+        let before = Instant::now();
+        self.process = Some(Owned::spawn(&mut command).expect("a sidecar starts"));
+        before
+    }
+
+    /// What starts it, for whoever wants to own the process and read its log.
+    pub fn command(&self, seeds: &[String]) -> Command {
+        let config = self.write_config(seeds);
+        let mut command = Command::new(binary());
         command.args(["run", "--config"]).arg(config);
         for set in &self.set {
             command.args(["--set", set]);
@@ -140,10 +155,8 @@ impl Sidecar {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LANEMESH_")) {
             command.env_remove(name);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let before = Instant::now();
-        self.process = Some(Owned::spawn(&mut command).expect("a sidecar starts"));
-        before
+        command.stdin(Stdio::null());
+        command
     }
 
     fn write_config(&self, seeds: &[String]) -> PathBuf {
@@ -165,6 +178,7 @@ impl Sidecar {
                 "\n[[instance]]\nservice = \"orders\"\nhost = \"127.0.0.1\"\nport = {port}\nversion = \"v1\"\ncheck = {check:?}\n"
             );
         }
+        text += &self.more;
         let file = self.dir.join("lanemesh.toml");
         std::fs::write(&file, text).expect("the configuration can be written");
         file

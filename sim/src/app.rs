@@ -49,6 +49,8 @@ pub struct App {
     pub weight: u16,
     /// Whether it was taken out of the mesh.
     pub withdrawn: bool,
+    /// Whether its checks see no more than that it listens.
+    pub shallow: bool,
     /// Its sidecar's checks.
     pub gate: Gate,
 }
@@ -77,8 +79,8 @@ impl App {
 
     /// What a check of its sidecar finds: `None` when it takes until the check's time is up.
     pub fn checked(&self, chance: &mut Chance) -> Option<bool> {
-        if !self.listening {
-            return Some(false);
+        if !self.listening || self.shallow {
+            return Some(self.listening);
         }
         match self.mood {
             Mood::Well => Some(true),

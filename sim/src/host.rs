@@ -5,7 +5,7 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 use bytes::Bytes;
 use lanemesh::{
     node::{Node, Now, Stored},
-    routing::{Builder, CandidateTable, Locality, Snapshot},
+    routing::{Bell, Builder, CandidateTable, Locality, Signals, Snapshot},
     types::{Mono, NodeId, Wall},
 };
 
@@ -93,6 +93,12 @@ pub struct Host {
     pub snapshot: Arc<Snapshot>,
     /// The newest table, if no view was built from it yet.
     pub table: Option<Arc<CandidateTable>>,
+    /// What others say of instances that fail.
+    pub signals: Signals,
+    /// Rung when there is something to tell them, and when that was last told.
+    pub bell: Arc<Bell>,
+    /// See `bell`.
+    pub told: Time,
     /// When its timer is planned.
     pub wake: Option<Time>,
     /// Its applications.

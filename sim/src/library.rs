@@ -51,6 +51,8 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("rolling-deploy", include_str!("../scenarios/rolling-deploy.toml")),
     ("sick-most", include_str!("../scenarios/sick-most.toml")),
     ("sick-one", include_str!("../scenarios/sick-one.toml")),
+    ("signal-lies", include_str!("../scenarios/signal-lies.toml")),
+    ("signals", include_str!("../scenarios/signals.toml")),
     ("slow-machines", include_str!("../scenarios/slow-machines.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-third", include_str!("../scenarios/slow-third.toml")),

@@ -63,6 +63,7 @@ impl Log {
             Event::Due => (19, 0, 0),
             Event::Free(run) => (20, pair(run.host, run.epoch), 0),
             Event::Gone(run) => (21, pair(run.host, run.epoch), 0),
+            Event::Tell(run) => (22, pair(run.host, run.epoch), 0),
         };
         let mut bytes = [0; 32];
         for (place, part) in bytes.chunks_exact_mut(8).zip(parts) {
@@ -150,5 +151,6 @@ fn kind_of(outcome: Outcome) -> u64 {
         Outcome::RetryableStatus(_) => 4,
         Outcome::Answered(_) => 5,
         Outcome::Full => 6,
+        Outcome::Called(_) => 7,
     }
 }

@@ -43,6 +43,8 @@ pub enum Event {
     Refused { to: Run, token: u64 },
     /// The seeds are resolved.
     Seeds(Run),
+    /// A sidecar tells what fails there.
+    Tell(Run),
     /// An application is checked.
     Check { at: Run, app: u8 },
     /// An application begins to listen.

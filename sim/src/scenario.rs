@@ -90,8 +90,16 @@ pub struct Mesh {
     pub cpu: Option<f64>,
     /// Peer connections that a sidecar keeps open (level 2).
     pub connections: u32,
+    /// Others with whom a sidecar keeps in touch; in a larger mesh each has a few watchers. When not given: as many as it keeps
+    /// connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contacts: Option<u32>,
     /// Seconds of silence after which a connection is closed (level 2).
     pub idle: f64,
+    /// Whether sidecars tell each other what fails.
+    pub signals: bool,
+    /// Whether checks see no more of an application than that it listens.
+    pub shallow: bool,
     /// Every link.
     pub link: Quality,
 }
@@ -114,7 +122,10 @@ impl Default for Mesh {
             extra_instances: 0,
             cpu: None,
             connections: 256,
+            contacts: None,
             idle: 180.0,
+            signals: true,
+            shallow: false,
             link: Quality::default(),
         }
     }
@@ -181,7 +192,8 @@ pub enum Do {
     Slow,
     /// A sidecar of another mesh runs at the address of each of `nodes`, which have ended (level 2).
     Squat,
-    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, or all of them.
+    /// `nodes` tell lies for `for`: `how` is `death`, `record`, `generation`, `replay`, `garbage`, `service`, `signal`, or all of
+    /// them but that.
     Lie,
 }
 
@@ -326,10 +338,11 @@ impl Scenario {
 
     /// The constants of its sidecars' membership.
     pub fn membership(&self) -> MembershipConfig {
-        match self.mesh.profile {
+        let profile = match self.mesh.profile {
             Profile::Lan => MembershipConfig::lan(),
             Profile::Wan => MembershipConfig::wan(),
-        }
+        };
+        MembershipConfig { contacts: self.mesh.contacts.unwrap_or(self.mesh.connections) as usize, ..profile }
     }
 
     /// About how much work it is to play, to be compared with others: host-seconds, dearer at level 2.
@@ -463,7 +476,9 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
         Do::Slow => (&["nodes", "value"], &["for"], &[]),
         Do::Squat => (&["nodes"], &["for"], &[]),
-        Do::Lie => (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service"]),
+        Do::Lie => {
+            (&["nodes"], &["for", "how"], &["death", "record", "generation", "replay", "garbage", "service", "signal"])
+        }
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use lanemesh::{routing::GiveUp, types::LanePolicy};
+use lanemesh::{
+    routing::{GiveUp, Outcome},
+    types::LanePolicy,
+};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
@@ -38,6 +41,10 @@ pub struct Stats {
     pub handshakes_refused: u64,
     /// Reports for people.
     pub reports: u64,
+    /// Requests of which a try failed.
+    pub met: u64,
+    /// Failure signals sent by honest sidecars.
+    pub signals: u64,
     /// Lies told.
     pub lies: u64,
     /// Nodes that ended because their name was taken.
@@ -127,6 +134,8 @@ impl Stats {
         if flight.tries.len() > 1 {
             self.retried += 1;
         }
+        let failed = |outcome: &Outcome| !matches!(outcome, Outcome::StaleConnection | Outcome::Answered(0..500));
+        self.met += u64::from(flight.outcomes.iter().any(failed));
         if self.second.0 != now / SECOND {
             self.second = (now / SECOND, 0, 0);
         }

@@ -94,6 +94,19 @@ fn a_small_pool_evicts_and_keeps_its_bound_and_nobody_is_declared_dead() {
     assert_eq!(summary.down_in_contact, 0);
 }
 
+/// A mesh with more members than connections: each is watched by a few fixed others, and the pool is at rest. (Probing all in
+/// turn, these 32 dialled ten times a second.)
+#[test]
+fn a_mesh_larger_than_the_pool_does_not_dial_for_ever() {
+    let (summary, network) = played("calm", 5, |s| {
+        (s.mesh.nodes, s.mesh.connections, s.seconds, s.settle) = (32, 12, 60.0, 20.0);
+        (s.mesh.rate, s.step) = (0.0, Vec::new());
+    });
+    assert_eq!((summary.members, summary.right), (32, 32));
+    assert!(network.dials < 32 * 30, "{network:?}");
+    assert!(network.connections <= 32 * 12, "{network:?}");
+}
+
 #[test]
 fn another_mesh_at_a_known_address_is_refused_and_never_a_member() {
     let (summary, network) = played("q01-address-of-another-mesh", 1, |s| {

@@ -147,8 +147,8 @@ fn has_token(state: &AdminState, headers: &HeaderMap) -> bool {
 
 fn missing_token() -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "the write token is missing or wrong").cure(
-        "send `authorization: Bearer <token>`; the token is in the sidecar's data directory, in `admin.token`, readable by \
-         its owner",
+        "send `authorization: Bearer <token>`, with the CLI set --token-file or LANEMESH_TOKEN; the token is in the \
+         sidecar's data directory, in `admin.token`, readable by its owner",
     )
 }
 

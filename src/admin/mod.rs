@@ -158,6 +158,8 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/metrics", get(read::metrics))
         .route("/v1/info", get(read::info))
         .route("/v1/members", get(read::members))
+        .route("/v1/members/{node}", get(read::member))
+        .route("/v1/compare", get(read::compare))
         .route("/v1/services", get(read::services))
         .route("/v1/instances", get(read::instances).merge(order(post(write::register))))
         .route(
@@ -168,6 +170,7 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/v1/policies/{service}", get(read::policy).merge(order(patch(write::set_policy))))
         .route("/v1/route/{service}", get(read::route))
         .route("/v1/ring/{service}", get(read::ring))
+        .route("/v1/signals", get(read::signals))
         .route("/v1/drain", order(post(write::drain)))
         .route("/v1/undrain", order(post(write::undrain)))
         .route("/v1/rollback/{service}", order(post(write::rollback)))

@@ -15,8 +15,9 @@ use super::{
     views::{Readiness, ServiceInfo},
 };
 use crate::{
-    agent::{InstanceInfo, MemberInfo, NodeInfo, PolicyInfo},
-    routing::{Explanation, MethodClass, Request, RingReport, ServiceView, Snapshot, choose},
+    agent::{InstanceInfo, MemberInfo, MemberStory, NodeInfo, PolicyInfo},
+    node::PeerView,
+    routing::{Explanation, MethodClass, Request, RingReport, ServiceView, SignalsReport, Snapshot, choose},
     types::{InstanceId, Lane, MemberState, NodeId, ServiceName},
 };
 
@@ -68,6 +69,20 @@ pub(super) async fn members(
     let mut members = state.handle.members().await?;
     members.retain(|member| wanted.as_ref().is_none_or(|states| states.contains(&member.state)));
     Ok(Json(members))
+}
+
+/// `GET /v1/members/{node}`.
+pub(super) async fn member(State(state): State<AdminState>, Path(node): Path<String>) -> Answer<MemberStory> {
+    let node = parsed(NodeId::new(&node))?;
+    state.handle.member(node.clone()).await?.map(Json).ok_or_else(|| {
+        Problem::new(StatusCode::NOT_FOUND, format!("no member `{node}` is known here"))
+            .cure("`lanemesh members --all` lists them")
+    })
+}
+
+/// `GET /v1/compare`: how each peer's view differs from this sidecar's.
+pub(super) async fn compare(State(state): State<AdminState>) -> Answer<Vec<PeerView>> {
+    Ok(Json(state.handle.compare().await?))
 }
 
 /// `GET /v1/services`.
@@ -176,6 +191,11 @@ pub(super) async fn ring(State(state): State<AdminState>, Path(service): Path<St
     tokio::task::spawn_blocking(report).await.map_err(failed)?
 }
 
+/// `GET /v1/signals`: what sidecars see fail, and what follows here.
+pub(super) async fn signals(State(state): State<AdminState>) -> Answer<SignalsReport> {
+    Ok(Json(state.handle.signals().await?))
+}
+
 /// Names that are no names get 400.
 pub(super) fn parsed<T>(name: Result<T, crate::types::NameError>) -> Result<T, Problem> {
     name.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))
@@ -235,6 +255,8 @@ const INDEX: &str = "\
 lanemesh admin API. Reads (GET), JSON:
   /v1/info                       this sidecar
   /v1/members                    members as this sidecar sees them (?state=alive,down)
+  /v1/members/{node}             one member: who accuses it, its probes, what happened
+  /v1/compare                    how each peer's view differs from this sidecar's
   /v1/services                   services and their lanes, as requests see them
   /v1/instances                  instances (?service= &lane= &node=)
   /v1/instances/{id}             one instance
@@ -242,6 +264,7 @@ lanemesh admin API. Reads (GET), JSON:
   /v1/policies/{service}         one lane policy
   /v1/route/{service}            where a key goes, and why (?key= &subject= &lane= &method=)
   /v1/ring/{service}             how the keys spread over instances
+  /v1/signals                    what sidecars see fail, and what follows here
   /metrics                       OpenMetrics text
   /health                        200: this process answers
   /ready                         200: ready; 503: what it waits for

@@ -49,7 +49,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Order<T> {
 
 fn too_large() -> Problem {
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("an order to a sidecar has at most {MAX_BODY} bytes"))
-        .cure("an instance record carries 8 KiB, its tags included")
+        .cure("an instance record carries 8 KiB, its tags included; a policy lists at most 1,000 subjects")
 }
 
 /// `PATCH /v1/instances/{id}`.
@@ -62,19 +62,19 @@ pub(super) async fn set_instance(
     Ok(Json(state.handle.set_instance(id, change).await?))
 }
 
-/// `POST /v1/instances`: 201 and the record. The admin address itself is no application: announced as one, every sidecar of
-/// the mesh would carry requests to it.
+/// `POST /v1/instances`: 201 and the record. The sidecar's own ports are no application: announced as one, every sidecar of the
+/// mesh would carry requests to them.
 pub(super) async fn register(
     State(state): State<AdminState>,
     Extension(terms): Extension<Terms>,
     Order(new): Order<NewInstance>,
 ) -> Result<(StatusCode, Json<InstanceRecord>), Problem> {
-    let host = match &new.host {
-        Some(host) => host.clone(),
-        None => state.handle.info().await?.gossip.ip().to_string(),
-    };
-    if names_admin(&host, new.port, terms.bound) {
-        let error = format!("{host}:{} is this sidecar's admin API, not an application", new.port);
+    let info = state.handle.info().await?;
+    let host = new.host.clone().unwrap_or_else(|| info.gossip.ip().to_string());
+    let proxies = std::iter::once(&info.proxy).chain(info.ports.values()).chain(info.tcp_ports.values());
+    let mut own = std::iter::once((terms.bound, "admin API")).chain(proxies.map(|addr| (*addr, "proxy")));
+    if let Some((_, what)) = own.find(|(addr, _)| names(&host, new.port, *addr)) {
+        let error = format!("{host}:{} is this sidecar's {what}, not an application", new.port);
         return Err(
             Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error).cure("give the application's own host and port")
         );
@@ -82,7 +82,7 @@ pub(super) async fn register(
     Ok((StatusCode::CREATED, Json(state.handle.register(new).await?)))
 }
 
-fn names_admin(host: &str, port: u16, bound: SocketAddr) -> bool {
+fn names(host: &str, port: u16, bound: SocketAddr) -> bool {
     let ip = match host.eq_ignore_ascii_case("localhost") {
         true => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         false => host.parse::<IpAddr>().ok(),

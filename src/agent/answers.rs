@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
 use super::{
-    CommandError, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo,
+    CommandError, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyInfo,
     handle::Ask,
     run::{Agent, LocalInstance, Watch},
 };
@@ -13,7 +13,7 @@ use crate::{
     config::{Check, parse_check},
     lanes::{CompiledPolicy, Entry},
     node::{InstanceSpec, Node, OrderError},
-    types::{InstanceRecord, Lane, MemberState, ServiceName},
+    types::{InstanceRecord, Lane, MemberState, NodeId, ServiceName},
 };
 
 /// Subjects asked to show how a policy divides them.
@@ -34,6 +34,8 @@ impl Agent {
         let now = self.now();
         match ask {
             Ask::Members(back) => drop(back.send(self.members())),
+            Ask::Member(node, back) => drop(back.send(self.member(&node))),
+            Ask::Compare(back) => self.compare(back),
             Ask::Instances(back) => drop(back.send(self.instances())),
             Ask::Info(back) => {
                 // Whoever asks before everything is bound hears that nobody answers.
@@ -71,6 +73,8 @@ impl Agent {
                 drop(back.send(self.known_service(&service).and_then(|()| roll(&mut self.node))));
             }
             Ask::Health(id, health) => self.node.set_health(now, &id, health),
+            Ask::Signals(back) => drop(back.send(self.signals())),
+            Ask::Rules(rules) => self.builder.set_rules(rules),
             Ask::Shutdown => self.drain_for_shutdown(),
             Ask::Leave(back) => self.leave(back),
         }
@@ -151,6 +155,12 @@ impl Agent {
             }
         };
         self.node.catalog().members().map(info).collect()
+    }
+
+    fn member(&self, node: &NodeId) -> Option<MemberStory> {
+        let info = self.members().into_iter().find(|info| info.node == *node)?;
+        let story = self.node.membership().story(node, self.clock.mono())?;
+        Some(MemberStory { info, story })
     }
 
     fn instances(&self) -> Vec<InstanceInfo> {

@@ -9,12 +9,16 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
 use super::{
-    CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyChange, PolicyInfo, handle::Ask,
+    CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyChange, PolicyInfo,
+    handle::Ask,
 };
 use crate::{
-    routing::{Builder, Candidate, CandidateTable, Locality, Snapshot},
+    node::{Accuser, Difference, PeerView, Story, StoryEvent},
+    routing::{
+        Builder, Candidate, CandidateTable, DoubtReport, Locality, ObserverReport, SignalsReport, Snapshot, Standing,
+    },
     types::{
-        Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId,
+        Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId, Observation,
         PolicyVersion, ServiceName, Wall,
     },
 };
@@ -145,6 +149,11 @@ impl Fake {
     fn answer(&mut self, ask: Ask, told: &Told) {
         match ask {
             Ask::Members(back) => drop(back.send(self.members.clone())),
+            Ask::Member(node, back) => {
+                let info = self.members.iter().find(|info| info.node == node).cloned();
+                drop(back.send(info.map(|info| MemberStory { info, story: story() })));
+            }
+            Ask::Compare(back) => drop(back.send(views())),
             Ask::Instances(back) => drop(back.send(self.instances.clone())),
             Ask::Info(back) => drop(back.send(self.info.clone())),
             Ask::Policies(back) => drop(back.send(self.policies.clone())),
@@ -212,6 +221,8 @@ impl Fake {
                 policy.iter().for_each(|policy| self.keep(policy));
                 drop(back.send(policy));
             }
+            Ask::Signals(back) => drop(back.send(signals())),
+            Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
             Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
@@ -263,6 +274,24 @@ fn snapshot(instances: &[InstanceInfo], policy: &LanePolicy) -> Arc<Snapshot> {
         policies: [(policy.service.clone(), Arc::new(policy.clone()))].into(),
     };
     Builder::new(locality).build(&table, Mono::ZERO).0
+}
+
+/// One instance that two sidecars saw fail.
+fn signals() -> SignalsReport {
+    let node = |name: &str| NodeId::new(name).unwrap();
+    let (service, instance) = (ServiceName::new("orders").unwrap(), InstanceId::new("n2").unwrap());
+    let seen = Observation {
+        service: service.clone(),
+        owner: node("n2"),
+        instance: instance.clone(),
+        attempts: 2,
+        failures: 2,
+    };
+    let observer = ObserverReport { observer: node("n3"), age_ms: 1_500, standing: Standing::Agreed, seen: vec![seen] };
+    let observers = vec![node("n1"), node("n3")];
+    let doubt =
+        DoubtReport { service, instance, owner: node("n2"), attempts: 4, failures: 4, observers, age_ms: 1_400 };
+    SignalsReport { node: node("n1"), own: Vec::new(), observers: vec![observer], doubts: vec![doubt] }
 }
 
 fn checked(record: &InstanceRecord) -> Result<InstanceRecord, CommandError> {
@@ -320,4 +349,41 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         removed: false,
     };
     InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None }
+}
+
+fn name(name: &str) -> NodeId {
+    NodeId::new(name).unwrap()
+}
+
+/// Of a member that others doubt.
+fn story() -> Story {
+    let event = |ago_ms, what: &str| StoryEvent { ago_ms, what: what.into() };
+    Story {
+        since_ms: 1_200,
+        probed_here: true,
+        watchers: Vec::new(),
+        heard_ms: Some(2_500),
+        probes: 40,
+        missed: 2,
+        round_trip_us: Some(1_500),
+        accusers: vec![Accuser { node: name("n3"), evidence: "port refused".into(), ago_ms: 900 }],
+        public: false,
+        refutations: 1,
+        wrong_accusations: 0,
+        ignored_as_accuser: false,
+        own_health: 0,
+        events: vec![event(900, "its port refused: accused"), event(5_000, "missed an ack")],
+    }
+}
+
+/// One that agrees, one that does not, one that is silent.
+fn views() -> Vec<PeerView> {
+    let same =
+        |node| PeerView { node: name(node), fault: None, differences: Vec::new(), newer_there: 0, older_there: 0 };
+    let differs = Difference { member: name("n4"), here: "alive".into(), there: "down".into() };
+    vec![
+        same("n2"),
+        PeerView { differences: vec![differs], newer_there: 1, ..same("n3") },
+        PeerView { fault: Some("10.0.0.4:7946 did not answer within 1s".into()), ..same("n4") },
+    ]
 }

@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::LocalInstance;
 use crate::{
     lanes::PolicyChange,
-    node::InstanceChange,
-    routing::Snapshot,
+    node::{InstanceChange, PeerView, Story},
+    routing::{Rules, SignalsReport, Snapshot},
     types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
 };
 
@@ -37,6 +37,16 @@ pub struct MemberInfo {
     pub why: Vec<String>,
     /// Program version it reports.
     pub program: String,
+}
+
+/// Everything that a sidecar knows of a member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberStory {
+    /// As in the list.
+    #[serde(flatten)]
+    pub info: MemberInfo,
+    /// What is behind it.
+    pub story: Story,
 }
 
 /// An instance as people see it.
@@ -159,6 +169,8 @@ pub enum CommandError {
 /// One question or order, with the way back.
 pub(super) enum Ask {
     Members(oneshot::Sender<Vec<MemberInfo>>),
+    Member(NodeId, oneshot::Sender<Option<MemberStory>>),
+    Compare(oneshot::Sender<Vec<PeerView>>),
     Instances(oneshot::Sender<Vec<InstanceInfo>>),
     Info(oneshot::Sender<NodeInfo>),
     Policies(oneshot::Sender<Vec<PolicyInfo>>),
@@ -181,6 +193,8 @@ pub(super) enum Ask {
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
     Shutdown,
+    Signals(oneshot::Sender<SignalsReport>),
+    Rules(Rules),
     Leave(oneshot::Sender<()>),
 }
 
@@ -213,6 +227,17 @@ impl Handle {
     /// Members, by node id.
     pub async fn members(&self) -> Result<Vec<MemberInfo>, CommandError> {
         ask!(self, |back| Ask::Members(back))
+    }
+
+    /// One member with all that is known of it; `None` where it is unknown.
+    pub async fn member(&self, node: NodeId) -> Result<Option<MemberStory>, CommandError> {
+        ask!(self, |back| Ask::Member(node, back))
+    }
+
+    /// Asks every active member for its view, and says how each differs from this sidecar's. Takes as long as the slowest
+    /// answer, some seconds where somebody does not answer.
+    pub async fn compare(&self) -> Result<Vec<PeerView>, CommandError> {
+        ask!(self, |back| Ask::Compare(back))
     }
 
     /// Instances, by service and id.
@@ -276,6 +301,16 @@ impl Handle {
     /// Everybody to stable, at once, mesh-wide.
     pub async fn rollback(&self, service: ServiceName, reason: String) -> Result<LanePolicy, CommandError> {
         ask!(self, |back| Ask::Rollback(service, reason, back))?
+    }
+
+    /// What sidecars say of instances that fail, and what follows here.
+    pub async fn signals(&self) -> Result<SignalsReport, CommandError> {
+        ask!(self, |back| Ask::Signals(back))
+    }
+
+    /// Routes by other rules from now on; what is known of instances stays.
+    pub async fn set_rules(&self, rules: Rules) -> Result<(), CommandError> {
+        self.asks.send(Ask::Rules(rules)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// A check changed an instance's health.

@@ -10,7 +10,7 @@ use prometheus_client::{
 use crate::{
     net::{Net, NetStats},
     node::{Counters, Event, Node, Now},
-    routing::Snapshot,
+    routing::{SignalCounts, Snapshot},
     telemetry::Metrics,
     types::MemberState,
 };
@@ -28,6 +28,16 @@ struct Direction {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Probed {
+    result: &'static str,
 }
 
 /// Counts and gauges of one agent.
@@ -60,7 +70,16 @@ pub struct MeshMetrics {
     syncs_opened: Counter,
     syncs_answered: Counter,
     publications: Counter,
+    signals: Family<Outcome, Counter>,
     policies: Gauge,
+    probes: Family<Probed, Counter>,
+    round_trips: Counter<f64, AtomicU64>,
+    accusations: Family<Reason, Counter>,
+    lifted: Family<State, Counter>,
+    pauses: Counter,
+    watched: Gauge,
+    held: Gauge,
+    differs: Gauge<f64, AtomicU64>,
 }
 
 impl MeshMetrics {
@@ -79,11 +98,29 @@ impl MeshMetrics {
         let snapshot_age = Gauge::<f64, AtomicU64>::default();
         let help = "Age of the routing snapshot in force; old is well while nothing changes";
         metrics.register("snapshot_age_seconds", help, snapshot_age.clone());
-        let [silence, clock_ahead] = [(); 2].map(|()| Gauge::<f64, AtomicU64>::default());
+        let [silence, clock_ahead, differs] = [(); 3].map(|()| Gauge::<f64, AtomicU64>::default());
+        let help = "For how long the view of a peer that was heard has differed from this node's; 0 while all agree";
+        metrics.register("view_differs_seconds", help, differs.clone());
+        let probes = Family::<Probed, Counter>::default();
+        let help = "Probes of members: answered in time, missed (the member is then asked again), or unheard (nobody else answered either: own fault)";
+        metrics.register("probes", help, probes.clone());
+        let round_trips = Counter::<f64, AtomicU64>::default();
+        let help = "Time that all probes answered in time took together; by the number of them the mean round trip";
+        metrics.register("probe_round_trip_seconds", help, round_trips.clone());
+        let accusations = Family::<Reason, Counter>::default();
+        let help = "Members that this node accused: silent, or their port refused";
+        metrics.register("accusations", help, accusations.clone());
+        let lifted = Family::<State, Counter>::default();
+        let help = "Members that refuted, by the state that this lifted; many from `down` are false deaths or healed partitions";
+        metrics.register("member_refutations", help, lifted.clone());
         let help = "Time since any peer was heard of; 0 while none is known. A view that nobody refreshes is old";
         metrics.register("peer_silence_seconds", help, silence.clone());
         let help = "How far this node's clock is ahead of the middle of its peers' (negative: behind)";
         metrics.register("clock_ahead_seconds", help, clock_ahead.clone());
+        let signals = Family::<Outcome, Counter>::default();
+        let help = "Failure signals: told and heard ones; instances doubted for them; what was withheld since most of a lane failed \
+                    here; what was disregarded: alone, most (of a lane accused), contradicted (by answers here), discredited";
+        metrics.register("failure_signals", help, signals.clone());
         let gauge = |name, help| metrics.register_gauge(name, help);
         let counter = |name, help| metrics.register_counter(name, help);
         Self {
@@ -92,8 +129,20 @@ impl MeshMetrics {
             bytes,
             dropped,
             snapshot_age,
+            signals,
             silence,
             clock_ahead,
+            differs,
+            probes,
+            round_trips,
+            accusations,
+            lifted,
+            pauses: counter("own_pauses", "Times that this process stood still and held back its judgement"),
+            watched: gauge(
+                "members_watched",
+                "Members that this node probes itself; above 256 members each has 16 watchers",
+            ),
+            held: gauge("members_held_down", "Members that live but are kept out for a while since they flap"),
             dials: counter("peer_dials", "Connections to peers begun"),
             dials_failed: counter("peer_dials_failed", "Dials that led to no connection"),
             evicted: counter("peer_connections_evicted", "Connections closed to keep the pool within its limit"),
@@ -135,7 +184,7 @@ impl MeshMetrics {
             }
             // These are told once a minute; what is counted is in the node's own counters.
             Event::Refused { .. } | Event::Malformed { .. } => {}
-            Event::Joined { .. } | Event::NameTaken { .. } | Event::Report(_) => {}
+            Event::Joined { .. } | Event::NameTaken { .. } | Event::Compared(_) | Event::Report(_) => {}
         }
     }
 
@@ -163,6 +212,7 @@ impl MeshMetrics {
         self.health.set(i64::from(node.membership().health_score()));
         self.mass_loss.set(i64::from(node.membership().mass_loss()));
         raise(&self.sweeps, node.membership().sweeps());
+        self.observe_membership(now, node);
         self.backlog.set(node.gossip_backlog() as i64);
         self.connections.set(net.connections() as i64);
         let Counters { syncs_opened, syncs_answered, publications, statements_refused, malformed, .. } =
@@ -173,6 +223,43 @@ impl MeshMetrics {
         raise(&self.syncs_opened, syncs_opened);
         raise(&self.syncs_answered, syncs_answered);
         raise(&self.publications, publications);
+    }
+
+    /// Takes what came of failure signals; called about once a second.
+    pub fn observe_signals(&self, counts: SignalCounts) {
+        let SignalCounts { told, withheld, heard, doubted, alone, most, contradicted, discredited } = counts;
+        for (outcome, total) in [
+            ("told", told),
+            ("withheld", withheld),
+            ("heard", heard),
+            ("doubted", doubted),
+            ("alone", alone),
+            ("most", most),
+            ("contradicted", contradicted),
+            ("discredited", discredited),
+        ] {
+            raise(&self.signals.get_or_create(&Outcome { outcome }), total);
+        }
+    }
+
+    fn observe_membership(&self, now: Now, node: &Node) {
+        let (membership, tallies) = (node.membership(), node.membership().tallies());
+        let (answered, micros) = tallies.answered;
+        for (result, total) in [("answered", answered), ("missed", tallies.missed), ("unheard", tallies.own_fault)] {
+            raise(&self.probes.get_or_create(&Probed { result }), total);
+        }
+        let spent = micros as f64 / 1e6;
+        self.round_trips.inc_by((spent - self.round_trips.get()).max(0.0));
+        for (reason, total) in [("silent", tallies.accused_silent), ("refused", tallies.accused_refused)] {
+            raise(&self.accusations.get_or_create(&Reason { reason }), total);
+        }
+        for (state, total) in [("doubtful", tallies.refuted), ("down", tallies.revived)] {
+            raise(&self.lifted.get_or_create(&State { state }), total);
+        }
+        raise(&self.pauses, tallies.pauses);
+        self.watched.set(membership.watched() as i64);
+        self.held.set(membership.held_down() as i64);
+        self.differs.set(node.differs_for(now).as_secs_f64());
     }
 
     fn observe_net(&self, stats: &NetStats) {

@@ -5,6 +5,7 @@
 
 mod answers;
 mod checks;
+mod compare;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;
@@ -12,10 +13,11 @@ mod metrics;
 mod post;
 mod run;
 mod seeds;
+mod signals;
 mod state;
 mod views;
 
-pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, NewInstance, NodeInfo, PolicyInfo};
+pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyInfo};
 pub use metrics::MeshMetrics;
 pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};

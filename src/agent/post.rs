@@ -7,6 +7,7 @@ use crate::{
     net::{Net, NetEvent, NetFault},
     node::{DialError, Event, Input, Output, Stored},
     routing::CandidateTable,
+    types::Signal,
 };
 
 /// What the network says that is nothing to the node, and something to people.
@@ -38,6 +39,8 @@ pub enum ForShell {
         /// As in [`Output::Persist`].
         stored: Box<Stored>,
     },
+    /// See [`Output::Signal`].
+    Signal(Signal),
     /// See [`Output::Event`].
     Event(Event),
 }
@@ -64,6 +67,7 @@ pub fn carry(net: &Net, output: Output) -> Option<ForShell> {
         Output::Retire(node) => net.retire(&node),
         Output::Publish(table) => return Some(ForShell::Publish(table)),
         Output::Persist { generation, stored } => return Some(ForShell::Persist { generation, stored }),
+        Output::Signal(signal) => return Some(ForShell::Signal(signal)),
         Output::Event(event) => return Some(ForShell::Event(event)),
     }
     None

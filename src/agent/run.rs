@@ -12,10 +12,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeInfo, StateDir,
+    compare::Comparison,
     handle::{Ask, Handle},
     metrics::MeshMetrics,
     post::{self, ForPeople, ForShell},
-    seeds, views,
+    seeds,
+    signals::Telling,
+    views,
 };
 use crate::{
     config::Check,
@@ -35,6 +38,10 @@ const SEEDS_WAIT: Duration = Duration::from_secs(3);
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
 /// After a member's state changed; several changes of one moment are one look.
 const OBSERVE_SOON: Duration = Duration::from_millis(50);
+/// Between looks at what the proxy has heard, while a sign of the own network is wanted.
+const CONTROL_EVERY: Duration = Duration::from_millis(100);
+/// What was heard before says nothing of now.
+const CONTROL_FRESH: Duration = Duration::from_millis(500);
 /// Longest time that a goodbye waits for peers' answers.
 const GOODBYE: Duration = Duration::from_millis(1000);
 
@@ -120,14 +127,17 @@ pub struct Agent {
     pub(super) state: StateDir,
     /// Own instances whose id another living member announces as well, as last said.
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
+    pub(super) comparison: Option<Comparison>,
     /// The highest generation that the writer has been given; told when it is on disk.
     written: watch::Sender<u64>,
     writing: u64,
-    builder: views::Builder,
+    pub(super) builder: views::Builder,
+    pub(super) telling: Telling,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
     ended: Option<Ended>,
     observe_at: Mono,
+    control_at: Mono,
     seeds_until: Mono,
 }
 
@@ -137,8 +147,10 @@ impl Agent {
         let (asks, inbox) = mpsc::channel(ASKS);
         let (done, ended) = oneshot::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::empty()));
+        let telling = Telling::new(config.node.id().clone());
+        let rules = config.rules.ringing(telling.bell.clone());
         let builder = views::Builder::start(
-            routing::Builder::with(config.locality.clone(), config.rules),
+            routing::Builder::with(config.locality.clone(), rules),
             config.clock,
             snapshot.clone(),
             config.metrics.clone(),
@@ -157,13 +169,16 @@ impl Agent {
             host: config.host,
             state: config.state,
             twins: BTreeMap::new(),
+            comparison: None,
             written: watch::Sender::new(0),
             writing: 0,
             builder,
+            telling,
             metrics: config.metrics,
             leaving: None,
             ended: None,
             observe_at: Mono::ZERO,
+            control_at: Mono::ZERO,
             seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
         agent.announce_all(config.instances);
@@ -191,6 +206,7 @@ impl Agent {
         mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
     ) -> Ended {
         let mut written = self.written.subscribe();
+        let failures = self.telling.failures.clone();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -201,6 +217,7 @@ impl Agent {
             let wake = self.wake_at();
             tokio::select! {
                 biased;
+                () = failures.notified() => self.telling.rung(self.clock.mono()),
                 Some(event) = events.recv() => self.net_event(event),
                 Ok(()) = written.changed() => {
                     let generation = *written.borrow_and_update();
@@ -210,8 +227,11 @@ impl Agent {
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
             }
+            self.tell_failures();
+            self.offer_control();
             self.carry_out();
             self.note_ready();
+            self.compare_on();
             self.say_goodbye();
         }
     }
@@ -229,10 +249,11 @@ impl Agent {
 
     fn wake_at(&self) -> tokio::time::Instant {
         let now = tokio::time::Instant::now();
-        let due =
-            self.node.poll_timeout().map_or(self.observe_at, |at| at.min(self.observe_at)).since(self.clock.mono());
+        let timers = [self.node.poll_timeout(), self.telling.due()].into_iter().flatten();
+        let due = timers.fold(self.observe_at, Mono::min).since(self.clock.mono());
         let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
-        goodbye.map_or(now + due, |until| until.min(now + due))
+        let compared = self.comparison.as_ref().map(|comparison| comparison.until);
+        [goodbye, compared].into_iter().flatten().fold(now + due, Ord::min)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -241,6 +262,25 @@ impl Agent {
 
     fn feed(&mut self, input: Input) {
         self.node.handle(self.now(), input);
+    }
+
+    /// In a mesh of two or three nobody may be left to show that this node's own network works; an upstream on another host
+    /// that has just answered the proxy shows it as well.
+    fn offer_control(&mut self) {
+        let now = self.clock.mono();
+        if !self.node.membership().wants_control() || now < self.control_at {
+            return;
+        }
+        self.control_at = now + CONTROL_EVERY;
+        let snapshot = self.snapshot.load();
+        let mut instances = snapshot.services().flat_map(|service| &service.instances);
+        let heard = instances.any(|entry| {
+            let recent = entry.cell.last_heard().is_some_and(|at| now.since(at) <= CONTROL_FRESH);
+            recent && is_elsewhere(&entry.record.host, &self.host)
+        });
+        if heard {
+            self.feed(Input::Control);
+        }
     }
 
     fn net_event(&mut self, event: NetEvent) {
@@ -260,6 +300,7 @@ impl Agent {
                     self.warn_of_twins();
                 }
                 Some(ForShell::Persist { generation, stored }) => self.persist(generation, stored),
+                Some(ForShell::Signal(signal)) => self.signal_heard(signal),
                 Some(ForShell::Event(event)) => self.event(event),
                 None => {}
             }
@@ -267,7 +308,9 @@ impl Agent {
         let now = self.clock.mono();
         if now >= self.observe_at {
             self.observe_at = now + OBSERVE_EVERY;
+            self.tidy_signals();
             self.metrics.observe(self.now(), &self.node, &self.net);
+            self.metrics.observe_signals(self.telling.signals.counts());
         }
     }
 
@@ -309,6 +352,7 @@ impl Agent {
                 tracing::warn!(%from, %signer, times, "not believed: {reason}");
             }
             Event::Malformed { from, reason, times } => tracing::warn!(%from, times, "unreadable: {reason}"),
+            Event::Compared(view) => self.compared(view),
             Event::Report(text) => tracing::warn!("{text}"),
         }
     }
@@ -320,6 +364,9 @@ impl Agent {
 
     /// Leaves the mesh; `back` hears when enough peers know, or after a second.
     pub(super) fn leave(&mut self, back: oneshot::Sender<()>) {
+        if self.leaving.is_none() {
+            tracing::info!("leaves the mesh");
+        }
         self.node.leave(self.now());
         let (waiting, _) = self.leaving.get_or_insert_with(|| (Vec::new(), tokio::time::Instant::now() + GOODBYE));
         waiting.push(back);
@@ -343,5 +390,24 @@ impl Agent {
     pub(super) fn drain_for_shutdown(&mut self) {
         // Nothing to drain is fine: this sidecar announces nothing.
         let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
+    }
+}
+
+/// Whether what listens at `host` is reached over the network, from a sidecar that is reached at `own`.
+fn is_elsewhere(host: &str, own: &str) -> bool {
+    let here = host == own || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    !here && host != "localhost"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_elsewhere;
+
+    #[test]
+    fn what_is_on_this_host_says_nothing_of_the_network() {
+        assert!(is_elsewhere("10.0.0.2", "10.0.0.1") && is_elsewhere("db.internal", "10.0.0.1"));
+        for here in ["10.0.0.1", "127.0.0.1", "127.0.0.9", "::1", "localhost"] {
+            assert!(!is_elsewhere(here, "10.0.0.1"), "{here}");
+        }
     }
 }

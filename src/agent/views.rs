@@ -1,4 +1,5 @@
-//! Snapshots are built by a thread of their own: neither the gossip loop nor a request ever waits for a ring.
+//! Snapshots are built by a thread of their own: neither the gossip loop nor a request ever waits for a ring. New rules are put
+//! in force by building the last table again.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -7,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::metrics::MeshMetrics;
 use crate::{
     ready::{Blocker, Ready},
-    routing::{self, CandidateTable, Snapshot},
+    routing::{self, CandidateTable, Rules, Snapshot},
     telemetry::Clock,
 };
 
@@ -21,6 +22,7 @@ struct Slot {
 #[derive(Default)]
 struct Next {
     table: Option<Arc<CandidateTable>>,
+    rules: Option<Rules>,
     closed: bool,
 }
 
@@ -40,9 +42,15 @@ impl Builder {
         let slot = Arc::new(Slot::default());
         let inbox = slot.clone();
         let run = move || {
-            while let Some(table) = inbox.take() {
+            let mut last = None;
+            while let Some((table, rules)) = inbox.take() {
+                if let Some(rules) = rules {
+                    builder.set_rules(rules);
+                }
+                last = table.or(last);
+                let Some(table) = &last else { continue };
                 let began = clock.mono();
-                let (snapshot, faults) = builder.build(&table, began);
+                let (snapshot, faults) = builder.build(table, began);
                 metrics.built(&snapshot, clock.mono().since(began), faults.len());
                 for fault in faults {
                     tracing::error!("routing view: {fault}");
@@ -59,6 +67,11 @@ impl Builder {
     pub fn build(&self, table: Arc<CandidateTable>) {
         self.slot.change(|next| next.table = Some(table));
     }
+
+    /// Hands over rules for all views from now on; never waits.
+    pub fn set_rules(&self, rules: Rules) {
+        self.slot.change(|next| next.rules = Some(rules));
+    }
 }
 
 impl Drop for Builder {
@@ -73,15 +86,15 @@ impl Slot {
         self.filled.notify_one();
     }
 
-    /// Waits for a table; `None` at the end.
-    fn take(&self) -> Option<Arc<CandidateTable>> {
+    /// Waits for a table or rules; `None` at the end.
+    fn take(&self) -> Option<(Option<Arc<CandidateTable>>, Option<Rules>)> {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if next.closed {
                 return None;
             }
-            if let Some(table) = next.table.take() {
-                return Some(table);
+            if next.table.is_some() || next.rules.is_some() {
+                return Some((next.table.take(), next.rules.take()));
             }
             next = self.filled.wait(next).unwrap_or_else(PoisonError::into_inner);
         }

@@ -148,7 +148,10 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         waiting_for: Vec::new(),
     };
     let run_file = config.data_dir.join(RUN_FILE);
-    write_run_file(&run_file, &fixed)?;
+    if let Err(error) = write_run_file(&run_file, &fixed) {
+        // A full disk must not keep a pod out of service.
+        tracing::warn!("commands on this host need --admin and --token-file: {error:#}");
+    }
     tracing::info!(
         node = %fixed.node, mesh = %fixed.mesh, gossip = %gossip, proxy = %fixed.proxy, admin = %admin_addr,
         "lanemesh {} runs", fixed.version
@@ -264,7 +267,9 @@ fn write_run_file(path: &std::path::Path, info: &NodeInfo) -> Result<()> {
         std::fs::write(&fresh, serde_json::to_vec_pretty(info)?)?;
         std::fs::rename(&fresh, path)
     };
-    write().with_context(|| format!("can't write {}", path.display()))
+    write()
+        .inspect_err(|_| drop(std::fs::remove_file(&fresh)))
+        .with_context(|| format!("can't write {}", path.display()))
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {

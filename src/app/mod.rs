@@ -5,6 +5,7 @@
 
 mod advertise;
 mod compose;
+mod footprint;
 mod identity;
 mod reload;
 mod removal;
@@ -27,6 +28,10 @@ pub async fn run(config: Config, read: impl Fn() -> Result<Config, String>) -> R
     crate::telemetry::init_logging(&config.log_filter, config.log_format)?;
     let mut signals = shutdown::Signals::new()?;
     let mut sidecar = start(config).await?;
+    tokio::spawn(footprint::give_back_text());
+    if let Some(proxy) = &sidecar.proxy {
+        tokio::spawn(footprint::give_back_heap(proxy.connection_count()));
+    }
     let why = loop {
         tokio::select! {
             told = signals.next() => match told {

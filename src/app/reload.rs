@@ -1,7 +1,7 @@
 //! SIGHUP: the configuration is read again, and what can change in a running sidecar does (REQUIREMENTS O7).
 //!
-//! A configuration with faults changes nothing at all; every fault is logged, and the old one stays in force. What is bound, who
-//! the sidecar is and how it finds the mesh stays until the next start, and a change of it is said. Instances are compared with
+//! A configuration with faults changes nothing at all; every fault is logged, and the old one stays in force. So does one of
+//! another sidecar. What is bound and how the mesh is found stays until the next start, and a change of it is said. Instances are compared with
 //! the configuration that was in force, not with what operators have ordered meanwhile: where the file did not change, their
 //! orders stand. The access log is opened anew in any case, for whoever rotates it.
 //!
@@ -9,12 +9,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Sidecar, compose::local_instances};
+use super::{Sidecar, check_certificates, compose::local_instances};
 use crate::{
     agent::LocalInstance,
-    config::{self, AccessLog, Config, Proxy, ServiceRule},
+    config::{self, AccessLog, Config, Proxy},
+    routing::Rules,
     telemetry,
-    types::{InstanceId, ServiceName},
+    types::InstanceId,
 };
 
 impl Sidecar {
@@ -27,6 +28,9 @@ impl Sidecar {
             Ok(wanted) => wanted,
             Err(faults) => return tracing::error!("the configuration in force stays: {faults}"),
         };
+        if let Some(fault) = self.unfit(&wanted) {
+            return tracing::error!("the configuration in force stays: {fault}");
+        }
         for warning in config::warnings(&wanted) {
             tracing::warn!("{warning}");
         }
@@ -40,9 +44,30 @@ impl Sidecar {
         if let Some(proxy) = &self.proxy {
             proxy.reload(next.proxy.clone(), next.services.clone(), next.access_log.clone());
         }
+        // The seed stays as it was drawn at the start.
+        if let Err(error) = self.handle.set_rules(Rules::new(0, next.routing.clone(), &next.services)).await {
+            tracing::error!("routing stays as it was: {error}");
+        }
         self.reload_instances(&next).await;
         self.config = next;
         tracing::info!("configuration read again");
+    }
+
+    /// Why this process could not start with it: then it is not this sidecar's, or was cut short, and what it no longer names is not to
+    /// be withdrawn.
+    fn unfit(&self, wanted: &Config) -> Option<String> {
+        let now = &self.config;
+        let changed = [
+            ("node", wanted.node != now.node),
+            ("data_dir", wanted.data_dir != now.data_dir),
+            ("identity", wanted.identity != now.identity),
+        ];
+        if let Some((key, _)) = changed.into_iter().find(|(_, changed)| *changed) {
+            return Some(format!(
+                "`{key}` differs, so it describes another sidecar or is cut short; if it is meant, restart"
+            ));
+        }
+        check_certificates(wanted).faults.into_iter().next()
     }
 
     async fn reload_instances(&self, next: &Config) {
@@ -76,10 +101,11 @@ fn by_id(instances: Vec<LocalInstance>) -> BTreeMap<InstanceId, LocalInstance> {
 fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
     // Taken apart whole, so that a new field has to be decided upon here.
     let Config {
-        node,
+        // The same, or it was refused.
+        node: _,
+        data_dir: _,
+        identity: _,
         mesh,
-        data_dir,
-        identity,
         gossip,
         proxy,
         admin,
@@ -94,14 +120,8 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         shutdown,
         routing,
     } = wanted;
-    let of_services = |services: &BTreeMap<ServiceName, ServiceRule>| -> Vec<_> {
-        services.iter().filter_map(|(name, rule)| Some((name.clone(), rule.routing.clone()?))).collect()
-    };
     let later = [
-        ("node", node != now.node),
         ("mesh", mesh != now.mesh),
-        ("data_dir", data_dir != now.data_dir),
-        ("identity", identity != now.identity),
         ("gossip", gossip != now.gossip),
         ("proxy.bind", proxy.bind != now.proxy.bind),
         ("proxy.ports", proxy.ports != now.proxy.ports),
@@ -111,7 +131,6 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         ("env", env != now.env),
         ("region", region != now.region),
         ("zone", zone != now.zone),
-        ("routing", routing != now.routing || of_services(&services) != of_services(&now.services)),
         ("log.format", log_format != now.log_format),
         ("access_log.path", access_log.path != now.access_log.path),
         ("access_log.format", access_log.format != now.access_log.format),
@@ -131,6 +150,7 @@ fn merge(now: &Config, wanted: Config) -> (Config, Vec<&'static str>) {
         services,
         log_filter,
         shutdown,
+        routing,
         ..now.clone()
     };
     (next, later.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect())
@@ -152,7 +172,7 @@ mod tests {
                     [log]\nfilter = \"debug\"\n[access_log]\nsample = 1.0\npath = \"x\"\n[shutdown]\nlimit = \"3s\"\n\
                     [[instance]]\nservice = \"orders\"\nport = 8080\n[service.cart]\nslow_start = \"1s\"\n";
         let (next, later) = merge(&now, config(text));
-        assert_eq!(later, ["proxy.bind", "zone", "routing", "access_log.path"]);
+        assert_eq!(later, ["proxy.bind", "zone", "access_log.path"]);
         assert_eq!((next.proxy.bind, next.zone, next.access_log.path), (now.proxy.bind, now.zone, None));
         assert!(next.proxy.expose_decision && next.proxy.max_retries == 0 && next.access_log.sample == 1.0);
         assert_eq!((next.log_filter.as_str(), next.instances.len(), next.shutdown.limit.as_secs()), ("debug", 1, 3));

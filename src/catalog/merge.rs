@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use super::{Catalog, Change, InstanceEntry, MemberEntry, PolicyEntry, table::Place};
 use crate::{
-    types::{CertFacts, InstanceRecord, LanePolicy, MAX_RECORD_BYTES, Planted, Trust, Wall},
+    types::{
+        CertFacts, InstanceRecord, LanePolicy, MAX_OBSERVATIONS, MAX_RECORD_BYTES, MAX_SIGNAL_BYTES, Observation,
+        Planted, Signal, Trust, Wall,
+    },
     wire::{Accusation, Alive, Body, BodyFault, Left, Member, Statement, key_id},
 };
 
@@ -27,6 +30,8 @@ pub enum Merge {
     Older(Box<Statement>),
     /// A verified accusation: the membership's to judge. Never stored here.
     Accusation(Accusation),
+    /// A verified signal. Never stored here either.
+    Signal(Signal),
     /// The signer has not been introduced, or signs with an unknown key: a sync brings it.
     UnknownSigner,
     /// Not believed.
@@ -90,6 +95,7 @@ impl Catalog {
                 Ok(_) => Merge::Accusation(accusation),
                 Err(refused) => refused,
             },
+            Body::Signal(signal) => self.checked_signal(signal, statement, trust),
             Body::Instance(record) => self.merge_instance(record, statement, trust),
             Body::Policy(policy) => self.merge_policy(policy, statement, trust, now),
         }
@@ -230,6 +236,17 @@ impl Catalog {
         let entry = PolicyEntry { policy: Arc::new(policy), statement: statement.clone() };
         self.policies.insert(service.clone(), entry);
         Merge::News(Change::Policy(service))
+    }
+
+    fn checked_signal(&self, signal: Signal, statement: &Statement, trust: &dyn Trust) -> Merge {
+        let fits = signal.seen.len() <= MAX_OBSERVATIONS && statement.body.len() <= MAX_SIGNAL_BYTES;
+        if !fits || !signal.seen.iter().all(Observation::is_sound) {
+            return Merge::Refused(Refusal::Content(format!("signal of `{}` with impossible counts", signal.observer)));
+        }
+        match self.verified(statement, trust) {
+            Ok(_) => Merge::Signal(signal),
+            Err(refused) => refused,
+        }
     }
 
     /// Checks the signature with the key that the signer introduced itself with.

@@ -67,6 +67,10 @@ pub(super) async fn run(args: &Args, json: bool) -> Outcome {
                 sleep(RETRY).await;
                 client.renew();
             }
+            Err(Failure { exit: Exit::Failed, error, cure }) if until.is_some() => {
+                let error = format!("{error} (waited {})", humantime::format_duration(args.wait.unwrap_or_default()));
+                return Err(Failure { exit: Exit::Failed, error, cure });
+            }
             other => break other?,
         }
     };
@@ -81,7 +85,7 @@ pub(super) async fn undrain(args: &UndrainArgs, json: bool) -> Outcome {
 
 fn told(answer: &DrainAnswer, what: &str) -> String {
     match answer.ids.is_empty() {
-        true => "nothing changed\n".to_owned(),
+        true => "nothing to change\n".to_owned(),
         false => answer.ids.iter().map(|id| format!("{id} {what}\n")).collect(),
     }
 }

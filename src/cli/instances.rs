@@ -13,7 +13,8 @@ use crate::{
     admin::Nothing,
     agent::{InstanceChange, InstanceInfo, NewInstance},
     types::{
-        Drain, Health, InstanceId, InstanceRecord, Lane, NORMAL_WEIGHT, NodeId, Protocol, ServiceName, VersionName,
+        Drain, Health, InstanceId, InstanceRecord, Lane, MAX_WEIGHT, NORMAL_WEIGHT, NodeId, Protocol, ServiceName,
+        VersionName,
     },
 };
 
@@ -59,7 +60,7 @@ struct Set {
     /// Instance id
     id: InstanceId,
     /// 0 to 1600; 100 is normal, 0 takes no new traffic
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(..=i64::from(MAX_WEIGHT)))]
     weight: Option<u16>,
     /// Lane
     #[arg(long)]
@@ -85,7 +86,7 @@ struct Register {
     /// Instance id, stable over restarts
     id: InstanceId,
     /// Service; the sidecar's certificate must list it
-    #[arg(long)]
+    #[arg(long, value_parser = values::service)]
     service: ServiceName,
     /// Port of the application
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
@@ -103,7 +104,12 @@ struct Register {
     #[arg(long, default_value = Lane::STABLE)]
     lane: Lane,
     /// 0 to 1600
-    #[arg(long, default_value_t = NORMAL_WEIGHT)]
+    #[arg(
+        long,
+        default_value_t = NORMAL_WEIGHT,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u16).range(..=i64::from(MAX_WEIGHT))
+    )]
     weight: u16,
     /// Label; may be repeated
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = values::tag)]

@@ -15,6 +15,7 @@ mod info;
 mod instances;
 mod leave;
 mod members;
+mod observe;
 mod output;
 mod policy;
 mod ring;
@@ -65,6 +66,7 @@ enum Ask {
     Instances(instances::Args),
     Route(route::Args),
     Ring(ring::Args),
+    Observe(observe::Args),
     Policy(policy::Args),
     Rollback(rollback::Args),
     Drain(drain::Args),
@@ -128,6 +130,7 @@ async fn ask(command: &Ask, json: bool) -> Outcome {
         Ask::Instances(args) => instances::run(args, json).await,
         Ask::Route(args) => route::run(args, json).await,
         Ask::Ring(args) => ring::run(args, json).await,
+        Ask::Observe(args) => observe::run(args, json).await,
         Ask::Policy(args) => policy::run(args, json).await,
         Ask::Rollback(args) => rollback::run(args, json).await,
         Ask::Drain(args) => drain::run(args, json).await,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     agent::{PolicyChange, PolicyInfo},
     types::{
-        AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, Lane, LanePolicy, ServiceName,
+        AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, Lane, LanePolicy, LaneRule, ServiceName,
         SubjectSource,
     },
 };
@@ -42,6 +42,7 @@ enum Verb {
 #[derive(Debug, clap::Args)]
 struct Set {
     /// Service
+    #[arg(value_parser = values::service)]
     service: ServiceName,
     /// Share of a lane, such as `canary=5%`; may be repeated
     #[arg(long = "lane", value_name = "LANE=SHARE", value_parser = values::lane_share)]
@@ -300,7 +301,9 @@ fn lanes(policy: &LanePolicy, shares: Option<&BTreeMap<Lane, u32>>) -> String {
         String::new(),
         String::new(),
     ]];
-    for (lane, rule) in &policy.lanes {
+    // A lane without share and lists is as if it were not there.
+    let said = |rule: &LaneRule| rule.size > 0 || !rule.allow.is_empty() || !rule.deny.is_empty();
+    for (lane, rule) in policy.lanes.iter().filter(|(_, rule)| said(rule)) {
         let end = u32::from(rule.start) + u32::from(rule.size);
         rows.push(vec![
             lane.to_string(),

@@ -3,7 +3,7 @@
 use super::{
     Outcome,
     client::{Sidecar, encode},
-    shown,
+    shown, values,
 };
 use crate::{routing::RingReport, types::ServiceName};
 
@@ -11,6 +11,7 @@ use crate::{routing::RingReport, types::ServiceName};
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Service
+    #[arg(value_parser = values::service)]
     service: ServiceName,
     #[command(flatten)]
     sidecar: Sidecar,

@@ -5,7 +5,7 @@ use http::Method;
 use super::{
     Outcome,
     client::{Sidecar, encode},
-    shown,
+    shown, values,
 };
 use crate::{
     admin::RollbackOrder,
@@ -16,6 +16,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Service
+    #[arg(value_parser = values::service)]
     service: ServiceName,
     /// Why; kept with the policy
     #[arg(long, default_value = "")]

@@ -3,7 +3,7 @@
 use super::{
     Outcome,
     client::{Sidecar, encode, with_query},
-    shown,
+    shown, values,
 };
 use crate::{
     routing::Explanation,
@@ -14,6 +14,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Service
+    #[arg(value_parser = values::service)]
     service: ServiceName,
     /// What is hashed on the ring
     #[arg(long, allow_hyphen_values = true)]

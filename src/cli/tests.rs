@@ -92,6 +92,7 @@ fn the_grammar_is_sound_and_every_verb_is_there() {
             "instances",
             "route",
             "ring",
+            "observe",
             "policy",
             "rollback",
             "drain",
@@ -125,6 +126,28 @@ async fn members_in_a_table() {
 }
 
 #[tokio::test]
+async fn one_member_is_told_in_full_and_views_are_compared() {
+    let sidecar = started().await;
+    let told = sidecar.prints("members why n2").await;
+    for line in [
+        "accused        by n3 (port refused, 0.9 s ago); nobody has confirmed it, so it is not spread",
+        "probed         40 by this sidecar, 2 missed, the last answer took 1.5 ms",
+        "0.9 s  its port refused: accused",
+    ] {
+        assert!(told.contains(line), "{told}");
+    }
+    assert_eq!(sidecar.json("members why n2").await["story"]["accusers"][0]["node"], "n3");
+    assert_eq!(
+        sidecar.prints("members --compare").await,
+        "MEMBER  ITS VIEW\n\
+         n2      same\n\
+         n3      n4: alive here, down there; 1 entry newer there\n\
+         n4      no answer: 10.0.0.4:7946 did not answer within 1s\n\
+         \n1 of 3 see what this sidecar sees\n"
+    );
+}
+
+#[tokio::test]
 async fn instances_in_a_table_say_who_drained_them_and_why() {
     let sidecar = started().await;
     assert_eq!(
@@ -142,11 +165,22 @@ async fn instances_in_a_table_say_who_drained_them_and_why() {
 #[tokio::test]
 async fn json_is_complete_and_the_same_every_time() {
     let sidecar = started().await;
-    for line in ["members", "services", "instances", "route orders --key u1", "ring orders", "policy show", "info"] {
+    for line in
+        ["members", "services", "instances", "route orders --key u1", "ring orders", "observe", "policy show", "info"]
+    {
         let first = sidecar.prints(&format!("{line} --json")).await;
         assert_eq!(first, sidecar.prints(&format!("--json {line}")).await, "{line}");
         assert!(first.ends_with('\n') && serde_json::from_str::<Value>(&first).is_ok(), "{line}");
     }
+}
+
+#[tokio::test]
+async fn observe_says_who_saw_what_and_what_follows() {
+    assert_eq!(
+        started().await.prints("observe").await,
+        "kept away  n2 of orders for 1 s: 4 of 4 failed, seen by n1, n3\n\
+         says       n3, 1.5 s ago: n2 of orders: 2 of 2 failed (others see the same)\n"
+    );
 }
 
 #[tokio::test]
@@ -266,7 +300,7 @@ async fn instances_are_changed_registered_and_withdrawn() {
     assert_eq!((&made["id"], &made["lane"], &made["weight"]), (&json!("x1"), &json!("canary"), &json!(100)));
     assert_eq!(sidecar.prints("instances deregister x1").await, "x1 is withdrawn\n");
     assert_eq!(sidecar.fails("instances deregister x1").await.exit, Exit::NotFound);
-    assert_eq!(sidecar.fails("instances set n1 --weight 1601").await.exit, Exit::Failed);
+    assert_eq!(sidecar.fails("instances set n1 --weight 1601").await.exit, Exit::Usage);
     assert_eq!(sidecar.fails("instances set n1").await.exit, Exit::Usage);
 }
 

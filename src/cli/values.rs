@@ -1,6 +1,6 @@
 //! What people type for shares, lanes with lists, subjects and tags. Every error shows what would be right.
 
-use crate::types::{BasisPoints, Lane, SubjectPart, SubjectSource};
+use crate::types::{BasisPoints, Lane, ServiceName, SubjectPart, SubjectSource};
 
 /// `5%`, `5.25%` or `525bp`: a share of all subjects in basis points, 0 to 10000. Integers only inside: nothing is rounded.
 pub fn share(text: &str) -> Result<BasisPoints, String> {
@@ -20,6 +20,11 @@ pub fn share(text: &str) -> Result<BasisPoints, String> {
         return Err(wrong("it needs a unit"));
     };
     BasisPoints::try_from(points).ok().filter(|points| *points <= 10_000).ok_or_else(|| wrong("at most 100%"))
+}
+
+/// A service as people write it: like a host, in any case.
+pub fn service(text: &str) -> Result<ServiceName, String> {
+    ServiceName::new(&text.to_ascii_lowercase()).map_err(|error| error.to_string())
 }
 
 /// Digits only: no sign, no blanks.

@@ -157,7 +157,9 @@ pub(super) const KEYS: &[Key] = keys! {
              a seed that is not a member is tried for as long as the sidecar lives. Empty: the first of its mesh, or found by \
              others.";
         "profile" Choice(&["lan", "wan"]), Is("lan"),
-            "Timers: `lan` for round trips of a few milliseconds, `wan` for some hundred.";
+            "Timers: `lan` for round trips of a few milliseconds, `wan` for some hundred. `wan` takes three times as long to \
+             notice a death (`config check` prints the times), sends a third of the probes, and holds nobody for dead who stands \
+             still for less than 7 s.";
         "coalesce" Span(ms(0), s(2)), Is("300ms"),
             "After a new routing snapshot, further changes wait so long for company: fewer snapshots while much changes, against \
              news that is so much later. What takes an instance out of traffic (death, drain, failed check, weight 0, policy, \
@@ -236,12 +238,16 @@ pub(super) const KEYS: &[Key] = keys! {
         "breaker_open_max" Span(ms(100), s(86_400)), Is("5m"), "Up to where breaker_open doubles.";
         "breaker_ramp" Span(ms(0), s(3_600)), Is("20s"),
             "After a successful try, the time in which its users come back: a tenth of them at once, the rest evenly.";
+        "breaker_slow" Whole(2, 1_000), Unset("5", "slowness is no failure"),
+            "An instance whose answers usually take so many times what its lane's usually take (and 5ms more) is kept away like one that \
+             fails. For services whose keys cost about the same; where they do not, an instance may be slow for its keys' sake.";
         "breaker_max_share" Share, Is("0.5"),
             "Largest share of a lane's instances that breakers keep away at a time. One instance always stays. An instance that \
              may not be kept away is used as it is, and counted.";
-        "breaker_counts" Texts, Is("connect,reset,timeout,500,502,503,504"),
+        "breaker_counts" Texts, Is("connect,reset,timeout,500,502,503,504,grpc"),
             "What counts as an instance's failure: connect (no connection), reset (it broke before the response), timeout (no \
-             response in time), 5xx, or statuses from 500 to 599.";
+             response in time), 5xx, statuses from 500 to 599, how a gRPC call ends, by name or number \
+             (grpc:unavailable, grpc:14), or grpc for unknown, internal, unavailable and data_loss.";
         "retry_share" Share, Is("0.2"),
             "Budget of this sidecar for retries after something was sent, as a share of the service's requests. Refused \
              connections are free: nothing was sent.";
@@ -249,7 +255,8 @@ pub(super) const KEYS: &[Key] = keys! {
         "fallback_on" Texts, Is("absent,unhealthy,draining,sick"),
             "For which causes requests leave their lane, as far as the service's policy lets their methods: absent (it has no \
              instance), unhealthy, draining (or at weight 0), sick (breakers would keep all of it away; without this cause, half of \
-             it stays in use).";
+             it stays in use), saturated (each of its instances has proxy.max_requests_per_instance from here; without this cause, \
+             it takes nothing from stable).";
         "fallback_hold" Span(ms(0), s(3_600)), Is("5s"),
             "How long a lane that had nobody must hold before its users go back to it; then they do so within slow_start.";
         "fallback_per_second" Whole(0, 4_294_967_295), Unset("200", "any number"),
@@ -262,6 +269,19 @@ pub(super) const KEYS: &[Key] = keys! {
         "balance" Choice(&["ring", "keyless-least-loaded", "least-loaded"]), Is("ring"),
             "Which instance of its lane a request goes to: by its key's place on the ring; the same, but without a key the one of \
              two with fewer requests in flight from this sidecar; or always that one, for services that keep nothing of their users.";
+        "bounded_load" Whole(100, 1_000), Unset("125", "no bound"),
+            "Most of this sidecar's requests in flight at one instance, in per cent of what it would have if all of its lane had \
+             theirs by weight (fewer than 5 always go); further ones go on in failover order. For services whose keys differ much in load.";
+        "spread" Texts, Is(""),
+            "Keys that are too much for one instance, each with a number, such as \"tenant-7=4\": its requests are spread over the first \
+             so many (2 to 64) instances of its failover order.";
+        "spread_above" Whole(1, 1_000_000), Unset("500", "no key"),
+            "A key with more requests a second than this, at this sidecar, is spread as well, until some seconds after.";
+        "spread_over" Whole(2, 64), Is("4"), "Over how many instances keys above spread_above are spread.";
+        "signals" Flag, Is("true"),
+            "Tells the other sidecars when requests to an instance fail here, and believes them: where at least two of them together \
+             saw what would open a breaker, the instance is kept away as if it had failed here. Who accuses most of a lane, or is \
+             proved wrong again and again, is not believed. `lanemesh observe` shows what was said.";
         "slow_start" Span(ms(0), s(3_600)), Is("10s"),
             "In which an instance that is new, or back in rotation, gets its users: a tenth of them at once, the rest evenly. 0ms: \
              all at once.";

@@ -47,14 +47,17 @@ fn config(top: &Entries, f: &mut Faults) -> Config {
     let log = Section::fixed("log", top);
     let shutdown = Section::fixed("shutdown", top);
     let node = root.get(f, "node", values::name);
-    let routing = Arc::new(routing::read(&Section::fixed("routing", top), &Routing::default(), f));
+    let proxy = proxy(top, f);
+    let routing = routing::read(&Section::fixed("routing", top), &Routing::default(), f);
+    let most_in_flight = u32::try_from(proxy.max_requests_per_instance).unwrap_or(u32::MAX);
+    let routing = Arc::new(Routing { most_in_flight, ..routing });
     let config = Config {
         mesh: root.get(f, "mesh", values::name),
         data_dir: root.value(f, "data_dir", path),
         identity: identity(&Section::fixed("identity", top), node.as_ref(), f),
         node,
         gossip: gossip(&Section::fixed("gossip", top), f),
-        proxy: proxy(top, f),
+        proxy,
         admin: admin(&Section::fixed("admin", top), f),
         env: root.value(f, "env", values::name),
         region: root.value(f, "region", values::name),

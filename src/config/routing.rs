@@ -28,6 +28,18 @@ pub struct Routing {
     pub prefer_zone: bool,
     /// Which of its candidates a request goes to.
     pub balance: Balance,
+    /// Most of this sidecar's requests in flight at one instance, in per cent of its even part; `None` for no bound (R8).
+    pub bounded_load: Option<u16>,
+    /// Requests in flight at which an instance is full: `proxy.max_requests_per_instance`.
+    pub most_in_flight: u32,
+    /// Keys that are spread, and over how many instances each.
+    pub spread: Vec<(String, u8)>,
+    /// A key with more requests a second is spread too; `None` for none.
+    pub spread_above: Option<u32>,
+    /// Over how many instances.
+    pub spread_over: u8,
+    /// Whether failures are told to other sidecars, and theirs are believed (REQUIREMENTS M10).
+    pub signals: bool,
 }
 
 /// Which of a lane's candidates a request goes to.
@@ -53,6 +65,8 @@ pub struct Fallback {
     pub draining: bool,
     /// It has candidates, and breakers keep all of them away.
     pub sick: bool,
+    /// It has candidates, and all of them are full.
+    pub saturated: bool,
     /// How long a lane that had nobody must hold before its users go back.
     pub hold: Duration,
     /// Most such requests a second; `None` for any number.
@@ -71,11 +85,19 @@ impl Default for Routing {
             open: Duration::from_secs(10),
             open_max: Duration::from_secs(300),
             ramp: Duration::from_secs(20),
+            slow: None,
             max_share: 0.5,
-            counts: Counts { connect: true, reset: true, timeout: true, statuses: Statuses::of(&[500, 502, 503, 504]) },
+            counts: Counts {
+                connect: true,
+                reset: true,
+                timeout: true,
+                statuses: Statuses::of(&[500, 502, 503, 504]),
+                grpc: GrpcCodes::of(&GRPC_FAILURES),
+            },
         };
         let hold = Duration::from_secs(5);
-        let fallback = Fallback { absent: true, unhealthy: true, draining: true, sick: true, hold, per_second: None };
+        let (absent, unhealthy, draining, sick, saturated) = (true, true, true, true, false);
+        let fallback = Fallback { absent, unhealthy, draining, sick, saturated, hold, per_second: None };
         let slow_start = Duration::from_secs(10);
         Self {
             breaker,
@@ -85,6 +107,12 @@ impl Default for Routing {
             fallback,
             prefer_zone: false,
             balance: Balance::Ring,
+            bounded_load: None,
+            most_in_flight: 4_096,
+            spread: Vec::new(),
+            spread_above: None,
+            spread_over: 4,
+            signals: true,
         }
     }
 }
@@ -108,6 +136,8 @@ pub struct Breaker {
     pub open_max: Duration,
     /// After a successful try, from a tenth of its keys to all of them.
     pub ramp: Duration,
+    /// An instance whose answers take so many times what its lane's usually take is kept away; `None`: slowness is no failure.
+    pub slow: Option<u32>,
     /// Largest share of a lane that may be kept away at a time; one instance always stays.
     pub max_share: f64,
     /// What counts as a failure.
@@ -125,6 +155,8 @@ pub struct Counts {
     pub timeout: bool,
     /// Responses with these statuses.
     pub statuses: Statuses,
+    /// gRPC calls that end with these codes.
+    pub grpc: GrpcCodes,
 }
 
 /// A set of statuses 500 to 599.
@@ -143,6 +175,51 @@ impl Statuses {
     }
 }
 
+/// A set of gRPC status codes, 1 to 16.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GrpcCodes(u32);
+
+impl GrpcCodes {
+    /// Of a list; what is no code of an error is left out.
+    pub fn of(list: &[u8]) -> Self {
+        Self(list.iter().filter(|code| (1..=16).contains(*code)).fold(0, |set, code| set | 1 << code))
+    }
+
+    /// Whether a code is in it.
+    pub const fn contains(self, code: u8) -> bool {
+        code < 32 && self.0 >> code & 1 == 1
+    }
+}
+
+/// Names of gRPC's codes from 1 on (grpc/doc/statuscodes.md), as they are written here.
+const GRPC_NAMES: [&str; 16] = [
+    "cancelled",
+    "unknown",
+    "invalid_argument",
+    "deadline_exceeded",
+    "not_found",
+    "already_exists",
+    "permission_denied",
+    "resource_exhausted",
+    "failed_precondition",
+    "aborted",
+    "out_of_range",
+    "unimplemented",
+    "internal",
+    "unavailable",
+    "data_loss",
+    "unauthenticated",
+];
+
+/// UNKNOWN, INTERNAL, UNAVAILABLE, DATA_LOSS: what is the server's doing, by gRPC's own words.
+const GRPC_FAILURES: [u8; 4] = [2, 13, 14, 15];
+
+/// By name or number.
+fn grpc_code(text: &str) -> Option<u8> {
+    let named = GRPC_NAMES.iter().position(|name| name.eq_ignore_ascii_case(text)).map(|at| at as u8 + 1);
+    named.or_else(|| text.parse().ok().filter(|code| (1..=16).contains(code)))
+}
+
 /// Reads one section's keys over `base`: what is not given there stays.
 pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
     let mut rules = base.clone();
@@ -155,6 +232,9 @@ pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
     set(&mut breaker.open, s.given(f, "breaker_open", values::span));
     set(&mut breaker.open_max, s.given(f, "breaker_open_max", values::span));
     set(&mut breaker.ramp, s.given(f, "breaker_ramp", values::span));
+    if let Some(times) = s.given(f, "breaker_slow", |v, k| values::whole(v, k).map(small)) {
+        breaker.slow = Some(times);
+    }
     set(&mut breaker.max_share, s.given(f, "breaker_max_share", values::share));
     set(&mut breaker.counts, s.given(f, "breaker_counts", counts));
     set(&mut rules.retry_share, s.given(f, "retry_share", values::share));
@@ -169,6 +249,15 @@ pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
     }
     set(&mut rules.prefer_zone, s.given(f, "prefer_zone", values::flag));
     set(&mut rules.balance, s.given(f, "balance", balance));
+    if let Some(percent) = s.given(f, "bounded_load", |v, k| values::whole(v, k).map(small)) {
+        rules.bounded_load = Some(percent);
+    }
+    set(&mut rules.spread, s.given(f, "spread", spread));
+    if let Some(above) = s.given(f, "spread_above", |v, k| values::whole(v, k).map(small)) {
+        rules.spread_above = Some(above);
+    }
+    set(&mut rules.spread_over, s.given(f, "spread_over", |v, k| values::whole(v, k).map(small)));
+    set(&mut rules.signals, s.given(f, "signals", values::flag));
     set(&mut rules.slow_start, s.given(f, "slow_start", values::span));
     let breaker = &rules.breaker;
     if breaker.failures > breaker.of {
@@ -203,19 +292,40 @@ fn balance(value: &Value, key: &Key) -> Parsed<Balance> {
     })
 }
 
+/// `KEY=NUMBER`, each.
+fn spread(value: &Value, key: &Key) -> Parsed<Vec<(String, u8)>> {
+    let one = |text: &str| {
+        let (name, over) = text.rsplit_once('=')?;
+        let over = over.trim().parse().ok().filter(|over| (2..=MOST_SPREAD).contains(over))?;
+        (!name.trim().is_empty()).then(|| (name.trim().to_owned(), over))
+    };
+    let read = |text: &str| {
+        one(text).ok_or_else(|| {
+            let shown: String = text.chars().take(40).collect();
+            let cure = format!("write KEY=NUMBER, the number from 2 to {MOST_SPREAD}, such as \"tenant-7=4\"");
+            Wrong::new(format!("`{shown}` says of no key over how many instances it is spread"), cure)
+        })
+    };
+    values::texts(value, key)?.into_iter().map(read).collect()
+}
+
+/// Most instances that a key is spread over.
+const MOST_SPREAD: u8 = 64;
+
 /// The causes; the rest is not read.
 fn fallback_on(value: &Value, key: &Key) -> Parsed<Fallback> {
-    let (absent, unhealthy, draining, sick) = (false, false, false, false);
-    let mut on = Fallback { absent, unhealthy, draining, sick, hold: Duration::ZERO, per_second: None };
+    let (absent, unhealthy, draining, sick, saturated) = (false, false, false, false, false);
+    let mut on = Fallback { absent, unhealthy, draining, sick, saturated, hold: Duration::ZERO, per_second: None };
     for text in values::texts(value, key)? {
         match text {
             "absent" => on.absent = true,
             "unhealthy" => on.unhealthy = true,
             "draining" => on.draining = true,
             "sick" => on.sick = true,
+            "saturated" => on.saturated = true,
             other => {
                 let shown: String = other.chars().take(40).collect();
-                let cure = "write absent, unhealthy, draining or sick";
+                let cure = "write absent, unhealthy, draining, sick or saturated";
                 return Err(Wrong::new(format!("`{shown}` is no cause"), cure));
             }
         }
@@ -224,24 +334,29 @@ fn fallback_on(value: &Value, key: &Key) -> Parsed<Fallback> {
 }
 
 fn counts(value: &Value, key: &Key) -> Parsed<Counts> {
-    let mut counts = Counts { connect: false, reset: false, timeout: false, statuses: Statuses::default() };
-    let mut statuses = Vec::new();
+    let (statuses, grpc) = (Statuses::default(), GrpcCodes::default());
+    let mut counts = Counts { connect: false, reset: false, timeout: false, statuses, grpc };
+    let (mut statuses, mut codes) = (Vec::new(), Vec::new());
     for text in values::texts(value, key)? {
         match text {
             "connect" => counts.connect = true,
             "reset" => counts.reset = true,
             "timeout" => counts.timeout = true,
             "5xx" => statuses.extend(500..600),
-            other => match other.parse() {
-                Ok(status @ 500..600) => statuses.push(status),
+            "grpc" => codes.extend(GRPC_FAILURES),
+            other => match (other.parse(), other.strip_prefix("grpc:").and_then(grpc_code)) {
+                (Ok(status @ 500..600), _) => statuses.push(status),
+                (_, Some(code)) => codes.push(code),
                 _ => {
                     let shown: String = other.chars().take(40).collect();
-                    let cure = "write connect, reset, timeout, 5xx or statuses from 500 to 599, such as \"503\"";
+                    let cure = "write connect, reset, timeout, 5xx, statuses from 500 to 599, such as \"503\", or gRPC codes, such as \
+                                \"grpc:unavailable\"";
                     return Err(Wrong::new(format!("`{shown}` is no kind of failure"), cure));
                 }
             },
         }
     }
     counts.statuses = Statuses::of(&statuses);
+    counts.grpc = GrpcCodes::of(&codes);
     Ok(counts)
 }

@@ -537,6 +537,14 @@ fn routing_rules_stand_for_all_services_or_for_one() {
     let counts = orders.breaker.counts;
     assert!(counts.connect && !counts.reset && counts.statuses.contains(503) && !counts.statuses.contains(500));
     assert_eq!(*read("").unwrap().routing, Routing::default());
+    let text = "[proxy]\nmax_requests_per_instance = 9\n[routing]\nbounded_load = 125\nspread = [\"a=b=3\"]\n\
+                [service.orders]\nbreaker_counts = [\"grpc:unavailable\", \"grpc:4\"]\nfallback_on = [\"saturated\"]\n";
+    let config = read(text).unwrap();
+    let orders = config.services[&ServiceName::new("orders").unwrap()].routing.clone().unwrap();
+    assert_eq!((orders.bounded_load, orders.most_in_flight), (Some(125), 9));
+    assert_eq!((orders.spread.clone(), orders.fallback.saturated), (vec![("a=b".to_owned(), 3)], true));
+    let grpc = orders.breaker.counts.grpc;
+    assert_eq!([4, 13, 14].map(|code| grpc.contains(code)), [true, false, true]);
 }
 
 #[test]
@@ -547,5 +555,7 @@ fn routing_rules_that_cannot_be_are_refused() {
     );
     one_fault("[service.a]\nbreaker_open = \"10m\"", &["service.a.breaker_open", "longer than breaker_open_max (5m)"]);
     one_fault("[routing]\nbreaker_counts = [\"404\"]", &["`404` is no kind of failure", "500 to 599"]);
+    one_fault("[routing]\nbreaker_counts = [\"grpc:17\"]", &["`grpc:17` is no kind of failure"]);
+    one_fault("[routing]\nspread = [\"tenant-7=1\"]", &["`tenant-7=1` says of no key", "from 2 to 64"]);
     one_fault("[proxy]\nslow_start = \"1s\"", &["proxy.slow_start", "it belongs in [routing]"]);
 }

@@ -17,6 +17,8 @@ const SENDS: u8 = 16;
 const SENDS_LARGE: u8 = 4;
 /// So many peers in a row hold the same: everybody does.
 const AGREED: u32 = 16;
+/// Sends of a signal: it is old after some seconds, and the next one says it anew.
+const SENDS_SIGNAL: u8 = 6;
 /// Room an envelope has for frames.
 const ROOM: usize = MAX_DATAGRAM - 16;
 
@@ -134,7 +136,12 @@ impl Queue {
 
     fn sent(&mut self, rank: Rank) -> Option<Frame> {
         let (priority, sends, size, arrival) = rank;
-        let limit = if size > ROOM { SENDS_LARGE } else { SENDS };
+        let kind = self.items.get(&arrival)?.statement.kind;
+        let limit = match kind {
+            _ if size > ROOM => SENDS_LARGE,
+            kind if kind == Kind::Signal as u8 => SENDS_SIGNAL,
+            _ => SENDS,
+        };
         if sends + 1 >= limit && !Planted::GossipWithoutEnd.is_on() {
             return self.remove(arrival).map(|item| Frame::Statement(item.statement));
         }
@@ -191,7 +198,7 @@ pub(super) fn pack(statements: Vec<Statement>, digest: u64) -> Vec<Envelope> {
 
 fn key_of(statement: &Statement, body: &Body) -> Key {
     let about = match body {
-        Body::Member(_) | Body::Alive(_) | Body::Left(_) => String::new(),
+        Body::Member(_) | Body::Alive(_) | Body::Left(_) | Body::Signal(_) => String::new(),
         Body::Accusation(accusation) => accusation.accused.to_string(),
         Body::Instance(record) => record.id.to_string(),
         // A policy has one owner, the service, whoever wrote it.
@@ -208,7 +215,7 @@ fn policy_owner() -> NodeId {
 fn priority(kind: Kind) -> u8 {
     match kind {
         Kind::Left | Kind::Alive | Kind::Accusation => 0,
-        Kind::Policy => 1,
+        Kind::Policy | Kind::Signal => 1,
         Kind::Member | Kind::Instance => 2,
     }
 }

@@ -101,8 +101,14 @@ impl Node {
             }
             self.forgotten.remove(&member.node);
         }
+        if let Body::Signal(signal) = &body
+            && !self.signals.is_news(now.mono, signal)
+        {
+            return None;
+        }
         match self.catalog.merge(&statement, &*self.trust, now.wall) {
             Merge::News(change) => self.news(now, from, statement, &body, change),
+            Merge::Signal(signal) => self.signal_heard(now, from, statement, signal),
             Merge::Accusation(accusation) => {
                 self.membership.accusation(now.mono, &accusation, &statement, from, &*self.trust);
             }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::{MembershipConfig, Stored};
 use crate::{
     routing::CandidateTable,
-    types::{MemberState, Mono, NodeId, Wall},
+    types::{MemberState, Mono, NodeId, Signal, Wall},
 };
 
 /// The time of an input.
@@ -142,6 +142,8 @@ pub enum Output {
         /// What the file is made from: not by the node, which has better things to do than to encode everything it knows.
         stored: Box<Stored>,
     },
+    /// A member that lives says what it sees fail.
+    Signal(Signal),
     /// Something people or metrics want to know.
     Event(Event),
 }
@@ -193,6 +195,8 @@ pub enum Event {
         /// How often since it was told last.
         times: u64,
     },
+    /// What came of [`Node::compare_with`](super::Node::compare_with).
+    Compared(super::PeerView),
     /// Anything else worth a log line.
     Report(String),
 }

@@ -245,19 +245,22 @@ impl Node {
         Ok(ids)
     }
 
-    /// Puts instances back into rotation.
+    /// Puts instances back into rotation; returns those that were out of it.
     pub fn undrain(&mut self, now: Now, ids: &[InstanceId]) -> Result<Vec<InstanceId>, OrderError> {
-        let ids = self.chosen(ids)?;
-        for id in &ids {
-            self.local.drains.remove(id);
-            let record = self.own(id)?;
+        let mut back = Vec::new();
+        for id in self.chosen(ids)? {
+            let kept = self.local.drains.remove(&id).is_some();
+            let record = self.own(&id)?;
             if record.drain.is_some() {
                 let record = InstanceRecord { drain: None, ..record.clone() };
                 self.put(now, record)?;
+                back.push(id);
+            } else if kept {
+                back.push(id);
             }
         }
         self.persist_at = Some(now.mono);
-        Ok(ids)
+        Ok(back)
     }
 
     /// Changes a service's policy, for the whole mesh.

@@ -2,12 +2,13 @@
 //! simulator drive the same code.
 //!
 //! [`Node`] joins (`join`), exchanges what peers lack (`sync`), spreads what is new (`gossip`), says what this sidecar
-//! announces (`local`), publishes the candidate table (`view`) and writes down what must survive (`stored`). Who is alive is
-//! `membership`'s to say. Bad bytes from a peer are an event, never an error.
+//! announces (`local`), passes on what sidecars see fail (`signals`), publishes the candidate table (`view`) and writes down
+//! what must survive (`stored`). Who is alive is `membership`'s to say. Bad bytes from a peer are an event, never an error.
 //!
 //! Not here: sockets, files, names to resolve, and any decision about a request.
 
 mod clocks;
+mod compare;
 mod complaints;
 mod gossip;
 mod ingress;
@@ -15,6 +16,7 @@ mod io;
 mod join;
 mod local;
 mod membership;
+mod signals;
 mod stored;
 mod sync;
 mod view;
@@ -39,9 +41,12 @@ use crate::{
     wire::{Body, Envelope, Frame, KeyId, Kind, Statement, key_id},
 };
 
+pub use compare::{Difference, PeerView};
 pub use io::{Counters, DialError, Event, Input, NodeConfig, Now, Output};
 pub use local::{InstanceChange, InstanceSpec, OrderError, SHUTDOWN};
-pub use membership::{Action, FORGET_AFTER, Membership, MembershipConfig, Removal};
+pub use membership::{
+    Accuser, Action, FORGET_AFTER, Membership, MembershipConfig, Removal, Story, StoryEvent, Tallies,
+};
 pub use stored::{Stored, StoredFault};
 
 /// One sidecar, without its sockets.
@@ -82,6 +87,7 @@ pub struct Node {
     counters: Counters,
     clocks: clocks::Clocks,
     complaints: complaints::Complaints,
+    signals: signals::Heard,
 }
 
 /// Where the node is in its life.
@@ -142,6 +148,7 @@ impl Node {
             counters: Counters::default(),
             clocks: clocks::Clocks::default(),
             complaints: complaints::Complaints::default(),
+            signals: signals::Heard::default(),
             config,
             trust,
         };
@@ -488,6 +495,7 @@ impl Node {
     /// Forgets members that have been gone for long, and names that were forgotten a while ago.
     fn tidy(&mut self, now: Now) {
         self.tidy_at = now.mono + TIDY_EVERY;
+        self.tidy_signals();
         self.forgotten.retain(|_, (_, at)| now.mono.since(*at) < REMEMBER_FORGOTTEN);
         let gone: Vec<(NodeId, u64)> = self
             .catalog

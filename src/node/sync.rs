@@ -19,6 +19,8 @@ const BETWEEN: Duration = Duration::from_millis(1000);
 const IDLE_LEAST: Duration = Duration::from_secs(10);
 /// Longest.
 const IDLE_MOST: Duration = Duration::from_secs(15);
+/// One in so many of them is with any member rather than with a contact.
+const STRANGERS: u32 = 4;
 /// A sync without an end after this time is given up.
 const GIVE_UP: Duration = Duration::from_secs(8);
 /// At most one sync with the same unintroduced peer in this time.
@@ -33,6 +35,8 @@ pub(super) enum Purpose {
     Seed(SocketAddr),
     Challenge,
     Peer(NodeId),
+    /// Wants to know how the peer's view differs.
+    Compare(NodeId),
     /// Tells a peer goodbye and waits for its answer.
     Goodbye,
 }
@@ -88,6 +92,11 @@ impl Syncs {
 }
 
 impl Node {
+    /// For how long somebody's view has differed from this node's; zero while all that was heard agrees.
+    pub fn differs_for(&self, now: Now) -> Duration {
+        self.syncs.mismatch.map_or(Duration::ZERO, |since| now.mono.since(since))
+    }
+
     /// Notices a lasting difference between two views, and opens a sync.
     pub(super) fn compare_digest(&mut self, now: Now, from: &NodeId, digest: u64) {
         if digest == self.digest() {
@@ -147,7 +156,10 @@ impl Node {
             return;
         }
         self.syncs.idle_at = now.mono + self.rng.random_range(IDLE_LEAST..IDLE_MOST);
-        if let Some(peer) = self.some_active(1, None).pop() {
+        // Contacts, for which there is a connection; now and then anybody, which in a large mesh costs a handshake.
+        let stranger = self.membership.has_strangers() && self.rng.random_ratio(1, STRANGERS);
+        let peer = if stranger { self.membership.random_stranger() } else { self.some_active(1, None).pop() };
+        if let Some(peer) = peer {
             self.open_sync(now, &peer);
         }
     }
@@ -205,6 +217,15 @@ impl Node {
             },
             Err(_) => None,
         };
+        if let Purpose::Compare(peer) = &purpose {
+            let unreadable = DialError::Other("its answer can't be read".to_owned());
+            let answer = match (&reply, &result) {
+                (Some((_, reply)), _) => Ok(reply),
+                (None, Err(error)) => Err(error),
+                (None, Ok(_)) => Err(&unreadable),
+            };
+            self.compared(peer.clone(), answer);
+        }
         if let Some((from, reply)) = reply {
             self.sync_reply(now, &from, reply);
         }
@@ -213,7 +234,7 @@ impl Node {
             Purpose::Seed(addr) => self.seed_answered(now, addr, outcome),
             Purpose::Challenge => self.challenged(now, token, outcome),
             Purpose::Goodbye => self.syncs.goodbyes += u32::from(outcome.is_ok()),
-            Purpose::Peer(_) => {}
+            Purpose::Peer(_) | Purpose::Compare(_) => {}
         }
     }
 

@@ -148,12 +148,16 @@ where
     }
     let mut gate = Gate::new(target.check.rise, target.check.fall);
     let started = Instant::now();
-    let mut passed_before = false;
+    let (mut passed_before, mut told) = (false, false);
     loop {
         let began = Instant::now();
         let answer = check::once(&target).await;
         if let Err(reason) = &answer {
             tracing::debug!(instance = %target.id, %reason, "health check failed");
+            if !passed_before && !told && started.elapsed() > OVERDUE {
+                tracing::warn!(instance = %target.id, %reason, "the application has not passed its health check yet");
+                told = true;
+            }
         }
         if let Some(health) = gate.record(answer.is_ok()) {
             tracing::info!(instance = %target.id, ?health, reason = answer.err(), "health of the application changed");
@@ -168,6 +172,8 @@ where
     }
 }
 
+/// By then most applications listen; a wrong path or port would otherwise never be told.
+const OVERDUE: Duration = Duration::from_secs(5);
 /// Even a check that takes longer than its interval leaves the application a moment.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 

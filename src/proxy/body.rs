@@ -26,6 +26,7 @@ use super::{
     pool::Lease,
     replay::{Origin, ahead_of},
 };
+use crate::routing::Outcome;
 
 /// A limit on silence. Fires between one and two times the limit after the last progress: progress only sets a mark, so that
 /// a busy stream never touches its timer.
@@ -83,6 +84,8 @@ pub(super) struct Progress {
     pub(super) fault: Cell<Option<ClientFault>>,
     /// Set while the client, which waits for a 100, was not asked for it.
     pub(super) withheld: Cell<bool>,
+    /// Set while the instance would take more and the client sends nothing: that time is not the instance's.
+    pub(super) owed: Cell<bool>,
 }
 
 /// A request's body before and between tries.
@@ -237,7 +240,9 @@ impl Streamed {
         if origin.turn() != self.turn {
             return Poll::Ready(Some(Err(io::Error::other("sent again elsewhere"))));
         }
-        match origin.poll(&mut self.given, cx) {
+        let polled = origin.poll(&mut self.given, cx);
+        self.progress.owed.set(polled.is_pending());
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 self.idle.progress();
                 self.progress.frames.set(self.progress.frames.get() + 1);
@@ -488,6 +493,11 @@ impl Body for ResponseBody {
         let mut frame = ready!(self.poll(cx));
         match &mut frame {
             Some(Ok(frame)) => {
+                if let Some(flight) = self.flight.as_mut().filter(|flight| flight.pending.is_some())
+                    && let Some(code) = grpc::told(frame)
+                {
+                    flight.called(Outcome::Called(code));
+                }
                 frame.trailers_mut().map(clean_trailers);
                 if let (Some(data), Some(flight)) = (frame.data_ref(), &mut self.flight) {
                     flight.bytes += data.len() as u64;
@@ -496,6 +506,7 @@ impl Body for ResponseBody {
             Some(Err(error)) => {
                 let silent = error.kind() == io::ErrorKind::TimedOut;
                 let grpc = self.flight.as_mut().is_some_and(|flight| {
+                    flight.called(if silent { Outcome::Timeout } else { Outcome::Reset });
                     flight.error = Some(if silent { "upstream_body_timeout" } else { "upstream_body_cut" });
                     flight.grpc
                 });

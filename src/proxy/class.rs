@@ -11,7 +11,7 @@ pub(super) fn retry(outcome: Outcome) -> Option<&'static str> {
         Outcome::Timeout => Some("timeout"),
         Outcome::RetryableStatus(_) => Some("status"),
         Outcome::Full => Some("full"),
-        Outcome::Answered(_) => None,
+        Outcome::Answered(_) | Outcome::Called(_) => None,
     }
 }
 

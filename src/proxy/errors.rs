@@ -130,7 +130,8 @@ const TABLE: [Entry; 24] = [
         "repeat it if that is harmless; look for crashes in the instance's log"),
     entry(Reason::BadResponse, "bad_upstream_response", 502, "http_protocol_error",
         "the instance's answer is not valid HTTP, or switches protocols unasked",
-        "look at the instance's answer with curl; it may speak TLS or another protocol on this port"),
+        "look at the instance's answer with curl; it may speak TLS on this port, or HTTP/2 \
+         (announce it with protocol = \"h2c\" or \"grpc\")"),
     entry(Reason::ProtocolUnsupported, "protocol_not_supported", 502, "destination_unavailable",
         "the instance speaks no HTTP",
         "announce it with the protocol that it speaks: \"http1\", \"h2c\" or \"grpc\""),

@@ -145,8 +145,10 @@ impl<'a> Exchange<'a> {
         };
         match waited {
             Some(Ok(response)) => {
+                let now = self.worker.clock.mono();
+                entry.cell.heard(now);
                 if let Some(prepared) = &prepared {
-                    prepared.heard.set(self.worker.clock.mono());
+                    prepared.heard.set(now);
                 }
                 self.answered(response, lease, at, until, progress).await
             }
@@ -219,18 +221,16 @@ impl<'a> Exchange<'a> {
         http2: bool,
     ) -> Result<(Request<RequestBody>, Option<Rc<Progress>>), Refusal> {
         let repeatable = self.repeatable() || http2;
-        let mut request = Request::new(RequestBody::Kept(bytes::Bytes::new()));
-        *request.method_mut() = self.parts.method.clone();
-        *request.uri_mut() = self.parts.uri.clone();
-        *request.version_mut() = Version::HTTP_11;
-        *request.headers_mut() =
-            if repeatable { self.parts.headers.clone() } else { std::mem::take(&mut self.parts.headers) };
-        let headers = request.headers_mut();
-        if let Some(prepared) = prepared {
-            headers.insert(X_LANE, prepared.lane.clone());
-            headers.insert(X_VERSION, prepared.version.clone());
+        // Written before the copy, so that the copy has the right size; another try writes its own over it.
+        let headers = &mut self.parts.headers;
+        match prepared {
+            Some(prepared) => {
+                headers.insert(X_LANE, prepared.lane.clone());
+                headers.insert(X_VERSION, prepared.version.clone());
+            }
+            None => [X_LANE, X_VERSION].into_iter().for_each(|name| drop(headers.remove(name))),
         }
-        headers.insert(X_ATTEMPT, HeaderValue::from(u16::from(number)));
+        headers.insert(X_ATTEMPT, headers::count(number.into()));
         if let Some(deadline) = self.deadline {
             let left = deadline.since(self.worker.clock.mono()).as_millis();
             headers.insert(X_REQUEST_TIMEOUT, HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)));
@@ -238,13 +238,19 @@ impl<'a> Exchange<'a> {
                 grpc::set_timeout(headers, deadline.since(self.worker.clock.mono()));
             }
         }
+        let mut request = Request::new(RequestBody::Kept(bytes::Bytes::new()));
+        *request.method_mut() = self.parts.method.clone();
+        *request.uri_mut() = self.parts.uri.clone();
+        *request.version_mut() = Version::HTTP_11;
+        *request.headers_mut() =
+            if repeatable { self.parts.headers.clone() } else { std::mem::take(&mut self.parts.headers) };
         if http2 {
             // No `Upgrade`, which may be ignored at any time: HTTP/2 has none.
             let (mut parts, body) = request.into_parts();
             for_http2(&mut parts)?;
             request = Request::from_parts(parts, body);
         } else if let Some(wanted) = &self.flight.upgrade {
-            headers::ask_upgrade(headers, wanted.clone());
+            headers::ask_upgrade(request.headers_mut(), wanted.clone());
         }
         let (open, opened) = match (self.body.expects() && !http2).then(oneshot::channel) {
             Some((open, opened)) => (Some(Mutex::new(Some(open))), Some(opened)),
@@ -273,8 +279,9 @@ impl<'a> Exchange<'a> {
         self.flight.class != MethodClass::Other && self.body.replayable()
     }
 
-    /// Waits for the answer's head. While a streamed body still moves, the time of the try starts anew. An instance that is silent
-    /// altogether is not waited for as long, where another one could answer.
+    /// Waits for the answer's head. While a streamed body still moves, or the client owes the rest of it, the time of the try starts
+    /// anew: a client's silence has its own limit, and is nobody else's fault. An instance that is silent altogether is not
+    /// waited for as long, where another one could answer.
     async fn wait<F>(
         &self,
         sent: F,
@@ -302,7 +309,8 @@ impl<'a> Exchange<'a> {
                 Err(_) if look < until => return None,
                 Err(_) => {
                     let frames = progress.map_or(0, |progress| progress.frames.get());
-                    if frames == seen {
+                    let owed = progress.is_some_and(|progress| progress.owed.get());
+                    if frames == seen && !owed {
                         return None;
                     }
                     seen = frames;
@@ -352,7 +360,8 @@ impl<'a> Exchange<'a> {
         let retryable = matches!(head.status.as_u16(), 502..=504);
         let body = if !retryable && reads_whole(self.flight.class, &self.parts.method, &body) {
             let mut gathering = Gathering::new(body);
-            match timeout_at(self.worker.clock.instant(until).into(), gathering.read()).await {
+            let hold = until.min(self.worker.clock.mono() + LONGEST_HOLD);
+            match timeout_at(self.worker.clock.instant(hold).into(), gathering.read()).await {
                 Ok(Whole::Done(bytes)) => AnswerBody::Whole(bytes),
                 Ok(Whole::WithTrailers) => AnswerBody::Streamed(gathering),
                 Ok(Whole::Broken(error)) => {
@@ -424,6 +433,9 @@ fn framed_twice(head: &response::Parts, method: &Method) -> bool {
     body && head.headers.contains_key(header::CONTENT_LENGTH) && head.headers.contains_key(header::TRANSFER_ENCODING)
 }
 
+/// How long the head of a small answer is held for its body, so that an instance which dies between the two costs nothing. Most bodies
+/// come with their head.
+const LONGEST_HOLD: Duration = Duration::from_millis(50);
 /// One request that waits says little about its instance: it may be a slow one.
 const WAITING: u32 = 2;
 /// While a body moves, the answer's head is waited for in spans of at least this.

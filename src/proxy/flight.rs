@@ -11,7 +11,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    routing::{Decision, InstanceEntry, MethodClass},
+    routing::{Decision, InstanceEntry, MethodClass, Outcome, Pending},
     telemetry::{AccessEntry, InstanceSeries},
     types::{Mono, Wall},
 };
@@ -44,6 +44,8 @@ pub(super) struct Flight {
     pub(super) error: Option<&'static str>,
     /// What the client wants to upgrade to, if it does.
     pub(super) upgrade: Option<HeaderValue>,
+    /// A call of which nothing has come yet that says how it went.
+    pub(super) pending: Option<Pending>,
     /// How long it took until the connection was switched to a tunnel, which may then last for days.
     pub(super) switched: Option<Duration>,
 }
@@ -74,6 +76,7 @@ impl Flight {
             bytes: 0,
             error: None,
             upgrade: None,
+            pending: None,
             switched: None,
         }
     }
@@ -81,6 +84,14 @@ impl Flight {
     /// The connection is no longer HTTP from here on: the request took as long as that, whatever follows.
     pub(super) fn switches(&mut self) {
         self.switched = Some(self.worker.clock.mono().since(self.begun));
+    }
+
+    /// The first that says how a call went.
+    pub(super) fn called(&mut self, outcome: Outcome) {
+        let Some(pending) = self.pending.take() else { return };
+        if let Some(routed) = self.service.as_ref().and_then(|service| service.view(&self.view)) {
+            pending.ended(outcome, routed, self.worker.clock.mono());
+        }
     }
 
     /// The instance tried last.

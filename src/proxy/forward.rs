@@ -86,6 +86,10 @@ async fn answer(
     let routed = service.view(&view).ok_or_else(unknown)?;
     let decision = decide(worker, flight, &service, routed, headers);
     let limit = deadline::requested(headers, flight.grpc);
+    if limit.is_none() {
+        // What this proxy could not read, nobody behind it is to read otherwise.
+        headers.remove(headers::X_REQUEST_TIMEOUT);
+    }
     let upgrade = if *version == Version::HTTP_11 { headers::wanted_upgrade(headers) } else { None };
     let headers::Cleaned { hops, repeated } = headers::clean_request(headers, &worker.lane_header)?;
     if hops >= headers::MAX_HOPS {
@@ -102,7 +106,7 @@ async fn answer(
     }
     let now = worker.clock.mono();
     let attempts = Attempts::new(&decision, flight.class, outgoing.replayable(), limits, now);
-    let exchange = Exchange::new(worker, &service, routed, flight, parts, outgoing, limit.map(|limit| now + limit));
+    let exchange = Exchange::new(worker, &service, routed, flight, parts, outgoing, limit.map(|_| now + limits.total));
     drive(attempts, exchange, &decision).await
 }
 
@@ -113,7 +117,7 @@ fn limits(worker: &Worker, grpc: bool, limit: Option<Duration>) -> AttemptsConfi
     let max_retries = worker.config.max_retries;
     if grpc {
         let total = limit.unwrap_or(timeouts.idle);
-        return AttemptsConfig { max_retries, per_try: total, total };
+        return AttemptsConfig { max_retries, per_try: total.max(timeouts.idle), total };
     }
     let total = limit.map_or(timeouts.total, |limit| limit.min(timeouts.total));
     AttemptsConfig { max_retries, per_try: timeouts.per_try, total }
@@ -189,8 +193,11 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
             Step::Try { instance, until, fresh } => {
                 match exchange.attempt(instance, attempts.number(), until, fresh).await? {
                     Tried::Answered(answer) => {
-                        let outcome = routing::Outcome::Answered(answer.head.status.as_u16());
-                        attempts.ended(outcome, exchange.routed, exchange.worker.clock.mono());
+                        let now = exchange.worker.clock.mono();
+                        match grpc::outcome(exchange.flight.grpc, &answer.head) {
+                            Some(outcome) => attempts.ended(outcome, exchange.routed, now),
+                            None => exchange.flight.pending = attempts.hand_over(),
+                        }
                         exchange.flight.retries = u32::from(attempts.retries());
                         return Ok(*answer);
                     }

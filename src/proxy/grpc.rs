@@ -4,14 +4,18 @@
 //! trailers-only `200` (PROTOCOL-HTTP2.md of gRPC), and a stream that an instance breaks off ends with a status instead of a
 //! reset. Everything else of a call goes through untouched, message by message.
 //!
+//! How a call went is told to the instance's breaker when its first message comes, or its status without one.
+//!
 //! Not here: retries on the strength of `grpc-status` (an answer is an answer: the application has seen the call), gRPC-Web.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, Version, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header};
+use hyper::body::Frame;
 
 use super::Reason;
+use crate::routing::Outcome;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -19,6 +23,7 @@ const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const MEDIA_TYPE: &[u8] = b"application/grpc";
 
 /// Status codes of gRPC that the proxy uses.
+const UNKNOWN: u8 = 2;
 const DEADLINE_EXCEEDED: u8 = 4;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNIMPLEMENTED: u8 = 12;
@@ -53,6 +58,28 @@ pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
         b'n' => Duration::from_nanos(n),
         _ => return None,
     })
+}
+
+/// What an answer's head says of how a call or request went; `None` where only what follows will say.
+pub(super) fn outcome(call: bool, head: &http::response::Parts) -> Option<Outcome> {
+    if !call || head.status != StatusCode::OK {
+        return Some(Outcome::Answered(head.status.as_u16()));
+    }
+    status(&head.headers).map(Outcome::Called)
+}
+
+/// What a piece of a response says of how its call goes: a message that it goes well, trailers their code.
+pub(super) fn told(frame: &Frame<Bytes>) -> Option<u8> {
+    match frame.trailers_ref() {
+        Some(trailers) => Some(status(trailers).unwrap_or(UNKNOWN)),
+        None => frame.data_ref().filter(|data| !data.is_empty()).map(|_| 0),
+    }
+}
+
+/// The code in trailers, or in the head of a response that has nothing else. What is none counts as `UNKNOWN`, as gRPC has it.
+fn status(headers: &HeaderMap) -> Option<u8> {
+    let value = headers.get(GRPC_STATUS)?;
+    Some(value.to_str().ok().and_then(|text| text.parse().ok()).filter(|code| *code <= 16).unwrap_or(UNKNOWN))
 }
 
 /// Passes on what is left of the deadline, in the finest unit that holds it.

@@ -228,7 +228,7 @@ impl H2Pool {
         // The first with room: later ones are for peaks, and age out after them.
         let at = all.iter().position(|shared| shared.number > after && shared.streams.get() < shared.room())?;
         let shared = &all[at];
-        if shared.streams.get() == 0 && shared.socket.closed() {
+        if shared.streams.get() == 0 && shared.socket.ended() {
             // The other end closed while nobody looked.
             self.metrics.upstream_stale.inc();
             all.remove(at);

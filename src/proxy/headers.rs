@@ -5,9 +5,12 @@
 //! nobody can remove or forge them. `Via` is not sent: some servers stop compressing when they see it; loops are found by
 //! counting hops instead.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{self, Entry},
+};
 
 use super::Reason;
 
@@ -24,26 +27,29 @@ pub(super) const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-requ
 pub(super) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const PROXY_AUTHENTICATION_INFO: HeaderName = HeaderName::from_static("proxy-authentication-info");
 
 /// Sidecars that a request may pass. Deep call chains count when applications copy all headers.
 pub(super) const MAX_HOPS: u32 = 32;
 
 /// Hop-by-hop whatever `Connection` says. `Transfer-Encoding` is among them: each side's framing is written anew. `Trailer` is
 /// not: it describes the message.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    header::TE,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    header::PROXY_AUTHORIZATION,
-    header::PROXY_AUTHENTICATE,
-    PROXY_AUTHENTICATION_INFO,
-];
+///
+/// Looked for by text, one pass over the few headers that there are: nine look-ups in a hash map of what is nearly never there
+/// cost more than everything else that is done to a head.
+fn is_hop_by_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+            | "proxy-authorization"
+            | "proxy-authenticate"
+            | "proxy-authentication-info"
+    )
+}
 
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
     headers.get_all(name).into_iter().flat_map(|value| value.as_bytes().split(|c| *c == b',')).map(<[u8]>::trim_ascii)
@@ -77,18 +83,13 @@ fn strip_nominated(headers: &mut HeaderMap, protected: impl Fn(&HeaderName) -> b
     Ok(())
 }
 
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    for name in &HOP_BY_HOP {
+/// Removes what is hop-by-hop, and what only the mesh itself may say.
+fn strip(headers: &mut HeaderMap) {
+    let goes = |name: &&HeaderName| is_hop_by_hop(name.as_str()) || is_ours(name.as_str());
+    // Without one, nothing is allocated.
+    let gone: Vec<HeaderName> = headers.keys().filter(goes).cloned().collect();
+    for name in &gone {
         headers.remove(name);
-    }
-}
-
-fn strip_ours(headers: &mut HeaderMap) {
-    if headers.keys().any(|name| is_ours(name.as_str())) {
-        let ours: Vec<HeaderName> = headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
-        for name in &ours {
-            headers.remove(name);
-        }
     }
 }
 
@@ -140,8 +141,9 @@ pub(super) fn clean_switch(headers: &mut HeaderMap, wanted: HeaderValue) {
 
 /// Cleans a request's headers. `lane_header` goes as well: whether it is honoured is decided before.
 pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -> Result<Cleaned, Reason> {
-    let hops = headers.get(X_HOPS).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
-    let attempt: u32 = headers.get(X_ATTEMPT).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(1);
+    let ours = headers.keys().any(|name| is_ours(name.as_str()));
+    let number = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()?.parse().ok());
+    let (hops, attempt) = if ours { (number(X_HOPS).unwrap_or(0), number(X_ATTEMPT).unwrap_or(1)) } else { (0, 1) };
     let protected = |name: &HeaderName| {
         [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
             || name == lane_header
@@ -149,8 +151,7 @@ pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -
     };
     strip_nominated(headers, protected)?;
     let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case(b"trailers"));
-    strip_hop_by_hop(headers);
-    strip_ours(headers);
+    strip(headers);
     headers.remove(lane_header);
     if trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
@@ -191,8 +192,7 @@ pub(super) fn for_http2(request: &mut http::request::Parts) -> Result<(), Reason
 /// Cleans trailers, of requests and responses: nothing that frames, routes or belongs to a connection or to the mesh comes after
 /// the body (RFC 9110 6.5.1).
 pub(super) fn clean_trailers(trailers: &mut HeaderMap) {
-    strip_hop_by_hop(trailers);
-    strip_ours(trailers);
+    strip(trailers);
     for name in [header::HOST, header::CONTENT_LENGTH, X_FORWARDED_FOR, X_FORWARDED_PROTO] {
         trailers.remove(name);
     }
@@ -200,23 +200,36 @@ pub(super) fn clean_trailers(trailers: &mut HeaderMap) {
 
 /// What the proxy tells an instance: the same for every try.
 pub(super) fn add_common(headers: &mut HeaderMap, client: IpAddr, hops: u32) {
-    headers.insert(X_HOPS, HeaderValue::from(hops + 1));
-    if !headers.contains_key(X_FORWARDED_PROTO) {
-        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    // These, and three more of the decision: the map grows once.
+    headers.reserve(ADDED);
+    headers.insert(X_HOPS, count(hops + 1));
+    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    match headers.entry(X_FORWARDED_FOR) {
+        Entry::Vacant(none) if client == IpAddr::V4(Ipv4Addr::LOCALHOST) => {
+            none.insert(HeaderValue::from_static("127.0.0.1"));
+        }
+        Entry::Vacant(none) => {
+            none.insert(name_value(&client.to_string()));
+        }
+        Entry::Occupied(mut some) => {
+            let before = some.iter().map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+            let all: Vec<String> = before.chain([client.to_string()]).collect();
+            if let Ok(value) = HeaderValue::from_str(&all.join(", ")) {
+                some.insert(value);
+            }
+        }
     }
-    let client = if client.is_loopback() && client.is_ipv4() && !headers.contains_key(X_FORWARDED_FOR) {
-        Ok(HeaderValue::from_static("127.0.0.1"))
-    } else {
-        let before: Vec<String> = headers
-            .get_all(X_FORWARDED_FOR)
-            .iter()
-            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
-            .chain([client.to_string()])
-            .collect();
-        HeaderValue::from_str(&before.join(", "))
-    };
-    if let Ok(value) = client {
-        headers.insert(X_FORWARDED_FOR, value);
+}
+
+/// Headers that a request gets on its way to an instance.
+const ADDED: usize = 6;
+
+/// A small number; the usual ones without allocation.
+pub(super) fn count(number: u32) -> HeaderValue {
+    match number {
+        1 => HeaderValue::from_static("1"),
+        2 => HeaderValue::from_static("2"),
+        more => HeaderValue::from(more),
     }
 }
 
@@ -246,8 +259,7 @@ pub(super) fn clean_response(headers: &mut HeaderMap) {
     let framing = |name: &HeaderName| [header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name);
     // On refusal nothing was removed: the response is passed on with its framing whole.
     let _ = strip_nominated(headers, framing);
-    strip_hop_by_hop(headers);
-    strip_ours(headers);
+    strip(headers);
 }
 
 #[cfg(test)]

@@ -9,12 +9,14 @@ use std::{
     io::{self, IoSlice},
     mem::MaybeUninit,
     net::Shutdown,
+    os::fd::AsFd,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -43,13 +45,21 @@ impl Socket {
         }
     }
 
-    /// Whether the other end has closed or reset. One system call.
+    /// Whether the other end has closed or reset, and sent nothing before that is still unread. One system call.
     pub(super) fn closed(&self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
         match SockRef::from(&*self.0.borrow()).peek(&mut byte) {
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
             Ok(length) => length == 0,
         }
+    }
+
+    /// Whether the other end has closed or reset, be it behind bytes that nobody has read yet. One system call.
+    pub(super) fn ended(&self) -> bool {
+        let socket = self.0.borrow();
+        // nix has no name for it.
+        const POLLRDHUP: PollFlags = PollFlags::from_bits_retain(0x2000);
+        poll(&mut [PollFd::new(socket.as_fd(), POLLRDHUP)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// Whether the other end has reset the connection (a mere end of its sending does not count).

@@ -32,6 +32,8 @@ mod files;
 mod flight;
 mod forward;
 mod framing;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 mod grpc;
 mod h2_pool;
 mod h2_serve;

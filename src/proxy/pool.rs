@@ -37,15 +37,16 @@ use crate::{
 
 /// Idle connections kept per instance and thread.
 const MOST_IDLE: usize = 256;
-/// Largest response head.
-pub(super) const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+/// Largest response head, and with it the largest piece of a body that is read at a time: what a client does not take stays in
+/// memory, so a stalled one must not hold much.
+pub(super) const MAX_RESPONSE_HEAD: usize = 64 * 1024;
 
 /// One connection to an instance.
 pub(super) struct Link {
     pub(super) sender: SendRequest<RequestBody>,
     socket: Socket,
-    /// When it was last given back.
-    since: Mono,
+    /// When it was last given back; zero while it is in use.
+    since: Rc<Cell<Mono>>,
     /// Whether it has carried a request before.
     pub(super) reused: bool,
     /// Of the address that it leads to.
@@ -70,7 +71,38 @@ struct Entry {
     port: u16,
     epoch: u32,
     idle: Vec<Link>,
+    patience: Rc<Patience>,
 }
+
+/// For how long an instance keeps an idle connection, as seen when it closed one. A request that meets the close on its way is
+/// lost, and one that must not be repeated is lost for the user: it does not take a connection that is about to be closed.
+#[derive(Default)]
+struct Patience {
+    /// The shortest, and when it was seen last.
+    seen: Cell<Option<(Duration, Mono)>>,
+}
+
+impl Patience {
+    fn closed_after(&self, rest: Duration, now: Mono) {
+        let shortest = self.known(now).map_or(rest, |known| known.min(rest));
+        self.seen.set(Some((shortest, now)));
+    }
+
+    /// A restart closes connections at any age: what was seen is not held against the instance for ever.
+    fn known(&self, now: Mono) -> Option<Duration> {
+        self.seen.get().filter(|(_, at)| now.since(*at) < REMEMBERED).map(|(rest, _)| rest)
+    }
+
+    /// Whether a connection that has rested for so long will still be there for a request.
+    fn holds(&self, rest: Duration, now: Mono) -> bool {
+        self.known(now).is_none_or(|known| rest < known.saturating_sub((known / 5).max(MARGIN)))
+    }
+}
+
+/// How long a closed idle connection is remembered.
+const REMEMBERED: Duration = Duration::from_secs(300);
+/// Least distance kept from the moment of closing, for the request to arrive.
+const MARGIN: Duration = Duration::from_millis(20);
 
 /// Why there is no connection.
 #[derive(Debug)]
@@ -144,10 +176,12 @@ impl Pool {
         while at > 0 {
             at -= 1;
             let link = &entry.idle[at];
-            if link.sender.is_closed() || now.since(link.since) > self.idle_limit.get() {
+            let rest = now.since(link.since.get());
+            if link.sender.is_closed() || rest > self.idle_limit.get() {
                 entry.idle.swap_remove(at);
-            } else if link.sender.is_ready() {
+            } else if link.sender.is_ready() && (!careful || entry.patience.holds(rest, now)) {
                 let link = entry.idle.remove(at);
+                link.since.set(Mono::ZERO);
                 if careful && link.socket.spent() {
                     self.metrics.upstream_stale.inc();
                     continue;
@@ -218,16 +252,6 @@ impl Pool {
             .handshake(TokioIo::new(socket.clone()))
             .await
             .map_err(|error| ConnectFault::Failed(io::Error::other(error)))?;
-        let driver = spawn_local(async move {
-            match (&mut connection).await {
-                Ok(()) => connection.into_parts().read_buf,
-                // Whoever waits for a response hears of the error there.
-                Err(error) => {
-                    tracing::debug!(%error, "connection to an instance ended");
-                    Bytes::new()
-                }
-            }
-        });
         let mut entries = self.entries.borrow_mut();
         let entry = entries.entry(key(&instance.cell)).or_insert_with(|| Entry {
             cell: instance.cell.clone(),
@@ -235,8 +259,27 @@ impl Pool {
             port: instance.record.port,
             epoch: 0,
             idle: Vec::new(),
+            patience: Rc::default(),
         });
-        Ok(Link { sender, socket, since: Mono::ZERO, reused: false, epoch: entry.epoch, spent: false, driver })
+        let since = Rc::new(Cell::new(Mono::ZERO));
+        let (rests, patience, clock) = (since.clone(), entry.patience.clone(), self.clock);
+        let driver = spawn_local(async move {
+            match (&mut connection).await {
+                Ok(()) => {
+                    let (since, now) = (rests.get(), clock.mono());
+                    if since != Mono::ZERO {
+                        patience.closed_after(now.since(since), now);
+                    }
+                    connection.into_parts().read_buf
+                }
+                // Whoever waits for a response hears of the error there.
+                Err(error) => {
+                    tracing::debug!(%error, "connection to an instance ended");
+                    Bytes::new()
+                }
+            }
+        });
+        Ok(Link { sender, socket, since, reused: false, epoch: entry.epoch, spent: false, driver })
     }
 
     /// A TCP connection to an instance.
@@ -274,7 +317,7 @@ impl Pool {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.get_mut(&key).filter(|entry| entry.epoch == link.epoch) else { return };
         if entry.idle.len() < MOST_IDLE {
-            link.since = self.clock.mono();
+            link.since.set(self.clock.mono());
             link.reused = true;
             entry.idle.push(link);
         }
@@ -284,7 +327,7 @@ impl Pool {
     pub(super) fn sweep(&self) {
         let now = self.clock.mono();
         self.entries.borrow_mut().retain(|_, entry| {
-            entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since) <= self.idle_limit.get());
+            entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since.get()) <= self.idle_limit.get());
             // The pool's own handle is the last one: no snapshot holds the instance.
             Arc::strong_count(&entry.cell) > 1
         });

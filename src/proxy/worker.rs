@@ -141,6 +141,12 @@ impl Running {
         self.shared.connections.load(Relaxed)
     }
 
+    /// The same, for whoever outlives this handle.
+    pub fn connection_count(&self) -> impl Fn() -> usize + Send + Sync + 'static {
+        let shared = self.shared.clone();
+        move || shared.connections.load(Relaxed)
+    }
+
     /// Puts other settings in force, for every request that begins from now on. What was bound stays as it was: `bind`,
     /// `ports` and `workers` are not looked at, nor where the access log goes.
     pub fn reload(&self, proxy: Proxy, services: BTreeMap<ServiceName, ServiceRule>, access_log: AccessLog) {

@@ -45,6 +45,9 @@ pub struct Explanation {
     pub skipped_more: u16,
     /// Local state spoke against every candidate; the ring's owner was taken all the same.
     pub panic: bool,
+    /// Over how many instances its key is spread; 1 for an ordinary one.
+    #[serde(default)]
+    pub spread: u8,
     /// Breaker of the chosen instance: `held` when it should be open, but too much of its lane is kept away already.
     #[serde(default)]
     pub breaker: BreakerState,
@@ -136,6 +139,7 @@ impl Explanation {
             skipped: decision.skipped.iter().map(|s| SkippedInstance { id: id(s.instance), why: s.why }).collect(),
             skipped_more: decision.skipped.more(),
             panic: decision.panic,
+            spread: decision.spread,
             breaker: decision.target(service).map(|entry| entry.cell.state(now, &service.rules)).unwrap_or_default(),
             failover: served.map_or_else(Vec::new, |lane| lane.order(decision.key_hash).take(SHOWN).map(id).collect()),
             candidates: served.map_or(0, |lane| lane.members.len()),
@@ -227,6 +231,13 @@ impl Explanation {
             BreakerState::Closed => {}
             state => writeln!(f, "           its breaker is {}", state.as_str())?,
         }
+        if self.spread > 1 {
+            let over = self.spread;
+            writeln!(
+                f,
+                "           its key is spread over the first {over} of its order: the next request may go to another"
+            )?;
+        }
         if self.panic {
             writeln!(f, "           every candidate is doubtful here; the ring's owner is used as it is")?;
         }
@@ -275,8 +286,11 @@ impl SkipReason {
         match self {
             Self::Doubtful => "its sidecar is accused of not answering",
             Self::BreakerOpen => "its breaker is open: it failed requests of this sidecar a moment ago",
+            Self::Signalled => "other sidecars saw it fail a moment ago",
             Self::HalfOpen => "its breaker waits for one request of its own keys to try it",
             Self::Ramping => "it works again, and its keys come back little by little: not this one yet",
+            Self::Loaded => "it has more than its part of this sidecar's requests in flight (bounded_load)",
+            Self::Full => "it has as many of this sidecar's requests in flight as it may",
             Self::SlowStart => "it is new, and its keys come little by little: not this one yet",
         }
     }
@@ -286,9 +300,12 @@ impl SkipReason {
         match self {
             Self::Doubtful => "doubtful",
             Self::BreakerOpen => "breaker-open",
+            Self::Signalled => "signalled",
             Self::HalfOpen => "half-open",
             Self::Ramping => "ramping",
             Self::SlowStart => "slow-start",
+            Self::Loaded => "loaded",
+            Self::Full => "full",
         }
     }
 }
@@ -301,6 +318,7 @@ impl FallbackReason {
             Self::Unhealthy => "no healthy instance",
             Self::Draining => "only instances that drain or have weight 0",
             Self::Sick => "only instances that fail",
+            Self::Saturated => "only instances that have as many requests as they may",
             Self::Returning => "only instances that are coming back, and this key is not among theirs yet",
         }
     }

@@ -24,22 +24,14 @@ pub(super) fn most_away(candidates: usize, share: f64) -> usize {
 /// Opens the breaker of a member of `lane`, for results of that epoch, if the floor allows it.
 pub(super) fn open(service: &ServiceView, lane: &LaneView, instance: u16, epoch: u16, now: Mono) {
     let cell = &service.instances[usize::from(instance)].cell;
-    let most = if service.may_be_left(&lane.name) {
-        lane.members.len()
-    } else {
-        most_away(lane.members.len(), service.rules.breaker.max_share)
-    };
-    let others = || {
-        let others = lane.members.iter().filter(|at| **at != instance);
-        others.filter(|at| is_away(&service.instances[usize::from(**at)], now, &service.rules)).count()
-    };
+    let (most, others) = (most(service, lane), || others_away(service, lane, instance, now));
     if others() >= most {
         if cell.epoch() == epoch && cell.hold() {
             service.state.count_held();
         }
         return;
     }
-    if !cell.open(epoch, now, &service.rules) {
+    if !cell.open(epoch, false, now, &service.rules) {
         return;
     }
     // Two that open at the same moment may each have missed the other. Both then stay; the next failure asks again.
@@ -49,6 +41,32 @@ pub(super) fn open(service: &ServiceView, lane: &LaneView, instance: u16, epoch:
     } else {
         service.state.count_opened();
     }
+}
+
+/// Keeps a member of `lane` away because other sidecars saw it fail (`signalled`) or because it is slow, if the floor allows it;
+/// whether it did. Where it does not, nothing is noted: it has failed nothing here.
+pub(super) fn keep_away(service: &ServiceView, lane: &LaneView, instance: u16, signalled: bool, now: Mono) -> bool {
+    let cell = &service.instances[usize::from(instance)].cell;
+    let room = others_away(service, lane, instance, now) < most(service, lane);
+    let opened = room && cell.open(cell.epoch(), signalled, now, &service.rules);
+    match (opened, signalled) {
+        (true, true) => service.state.count_signalled(),
+        (true, false) => service.state.count_opened(),
+        (false, _) => {}
+    }
+    opened
+}
+
+fn most(service: &ServiceView, lane: &LaneView) -> usize {
+    if service.may_be_left(&lane.name) {
+        return lane.members.len();
+    }
+    most_away(lane.members.len(), service.rules.breaker.max_share)
+}
+
+fn others_away(service: &ServiceView, lane: &LaneView, instance: u16, now: Mono) -> usize {
+    let others = lane.members.iter().filter(|at| **at != instance);
+    others.filter(|at| is_away(&service.instances[usize::from(**at)], now, &service.rules)).count()
 }
 
 fn is_away(entry: &InstanceEntry, now: Mono, rules: &Routing) -> bool {

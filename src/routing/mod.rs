@@ -11,21 +11,26 @@ mod cell;
 mod choose;
 mod explain;
 mod floor;
+mod hot;
+mod load;
 mod near;
+mod pace;
 mod report;
 mod ring;
 mod rules;
+mod signals;
 mod snapshot;
 mod state;
 mod table;
 #[cfg(test)]
 mod testing;
 
-pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Step};
+pub use attempts::{Attempts, AttemptsConfig, GiveUp, Method, MethodClass, Outcome, Pending, Step};
 pub use builder::{Builder, Rings};
 pub use cell::{BreakerState, InFlight, InstanceCell, Look, Ticket};
 pub use choose::{Decision, FallbackReason, Request, SkipReason, Skipped, SkippedList, choose};
 pub use explain::{ExcludedInstance, Explanation, SkippedInstance, Target};
+pub use load::Load;
 pub use near::{Failover, Near};
 pub use report::{InstanceShare, LaneReport, RingReport};
 pub use ring::{
@@ -33,6 +38,7 @@ pub use ring::{
     admission_hash, key_hash, point_hash, points_of,
 };
 pub use rules::Rules;
+pub use signals::{Bell, DoubtReport, ObserverReport, Remark, SignalCounts, Signals, SignalsReport, Standing};
 pub use snapshot::{Exclusion, InstanceEntry, LaneView, Locality, ServiceView, Snapshot};
 pub use state::{BreakerCounts, ServiceState};
 pub use table::{Candidate, CandidateTable};

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use super::Bell;
 use crate::{
     config::{Routing, ServiceRule},
     types::ServiceName,
@@ -12,6 +13,8 @@ use crate::{
 pub struct Rules {
     /// Makes what is left to chance (open times of breakers) differ between sidecars; the same again for the same seed.
     pub seed: u64,
+    /// Rung when this sidecar sees an instance fail; without it nobody is told.
+    pub(super) bell: Option<Arc<Bell>>,
     default: Arc<Routing>,
     services: BTreeMap<ServiceName, Arc<Routing>>,
 }
@@ -20,7 +23,17 @@ impl Rules {
     /// Of a configuration.
     pub fn new(seed: u64, default: Arc<Routing>, services: &BTreeMap<ServiceName, ServiceRule>) -> Self {
         let own = services.iter().filter_map(|(name, rule)| Some((name.clone(), rule.routing.clone()?)));
-        Self { seed, default, services: own.collect() }
+        Self { seed, bell: None, default, services: own.collect() }
+    }
+
+    /// The same, with failures told by this bell.
+    pub fn ringing(self, bell: Arc<Bell>) -> Self {
+        Self { bell: Some(bell), ..self }
+    }
+
+    /// Takes over what is configured.
+    pub(super) fn replace(&mut self, other: Self) {
+        (self.default, self.services) = (other.default, other.services);
     }
 
     /// Of one service.

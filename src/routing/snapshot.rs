@@ -10,13 +10,13 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{FallbackReason, InstanceCell, Near, Ring, ServiceState};
+use super::{FallbackReason, InstanceCell, Load, Near, Ring, ServiceState, hot::Named};
 use crate::{
     config::Routing,
     lanes::{CompiledPolicy, LaneDecision},
     types::{
-        EmptyLane, EmptyLaneRule, Env, InstanceRecord, Lane, MemberState, Mono, PolicyVersion, Region, ServiceName,
-        Zone,
+        EmptyLane, EmptyLaneRule, Env, InstanceId, InstanceRecord, Lane, MemberState, Mono, NodeId, PolicyVersion,
+        Region, ServiceName, Zone,
     },
 };
 
@@ -98,6 +98,10 @@ pub struct LaneView {
     pub near: Vec<Near>,
     /// Why there is no candidate; `None` while there is one.
     pub empty: Option<FallbackReason>,
+    /// Weight of all candidates together.
+    pub weight: u32,
+    /// Requests in flight at all of them, while that is wanted.
+    pub load: Arc<Load>,
     /// It has, or had, a candidate: to be empty is a loss, not a beginning.
     pub(super) had_one: bool,
 }
@@ -118,11 +122,19 @@ pub struct ServiceView {
     pub rules: Arc<Routing>,
     /// What the data path keeps of it.
     pub state: Arc<ServiceState>,
+    /// Keys that are spread by name.
+    pub(super) named: Named,
     /// Of every lane index of the policy ([`LaneDecision::lane`]): its index into `lanes`. The first is `stable`'s.
     pub(super) lane_of: Vec<u16>,
 }
 
 impl ServiceView {
+    /// Index into `instances` of one that a sidecar announces.
+    pub fn instance(&self, owner: &NodeId, id: &InstanceId) -> Option<u16> {
+        let found = self.instances.binary_search_by(|entry| (&entry.record.id, &entry.record.owner).cmp(&(id, owner)));
+        found.ok().map(|at| at as u16)
+    }
+
     /// A lane by name.
     pub fn lane(&self, name: &str) -> Option<&LaneView> {
         self.lanes.binary_search_by(|lane| lane.name.as_str().cmp(name)).ok().map(|at| &self.lanes[at])

@@ -1,9 +1,11 @@
-//! What the data path keeps of one service: its retry budget, how many requests leave
-//! their lane, and counts of what breakers and budget did. Shared by threads and by successive snapshots.
+//! What the data path keeps of one service: its retry budget, how often keys are asked for, how many requests leave their lane, and counts of what breakers and budget did. Shared by threads and by successive snapshots.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
-use super::budget::Budget;
+use super::{Bell, budget::Budget, hot::Rates};
 use crate::types::Mono;
 
 /// Local state of one service.
@@ -11,10 +13,14 @@ use crate::types::Mono;
 pub struct ServiceState {
     pub(super) budget: Budget,
     pub(super) fallbacks: Rate,
+    pub(super) rates: Rates,
     denied: AtomicU64,
     opened: AtomicU64,
     held: AtomicU64,
     returned: AtomicU64,
+    signalled: AtomicU64,
+    /// Rung when there is something to tell other sidecars.
+    bell: Option<Arc<Bell>>,
 }
 
 /// Counts what happens in the present second.
@@ -42,13 +48,32 @@ pub struct BreakerCounts {
     pub held: u64,
     /// Instances that began to come back.
     pub returned: u64,
+    /// Instances kept away because other sidecars saw them fail.
+    pub signalled: u64,
 }
 
 impl ServiceState {
+    /// Of a service whose failures are told by this bell.
+    pub(super) fn new(bell: Option<Arc<Bell>>) -> Self {
+        Self { bell, ..Self::default() }
+    }
+
+    /// There is something to tell other sidecars.
+    pub(super) fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
+
     /// What its breakers did so far.
     pub fn breakers(&self) -> BreakerCounts {
         let read = |count: &AtomicU64| count.load(Relaxed);
-        BreakerCounts { opened: read(&self.opened), held: read(&self.held), returned: read(&self.returned) }
+        BreakerCounts {
+            opened: read(&self.opened),
+            held: read(&self.held),
+            returned: read(&self.returned),
+            signalled: read(&self.signalled),
+        }
     }
 
     /// Retries that the budget did not allow so far.
@@ -66,6 +91,10 @@ impl ServiceState {
 
     pub(super) fn count_held(&self) {
         self.held.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn count_signalled(&self) {
+        self.signalled.fetch_add(1, Relaxed);
     }
 
     pub(super) fn count_returned(&self) {

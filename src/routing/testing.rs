@@ -109,5 +109,5 @@ pub(super) fn post(subject: &str) -> Request<'_> {
 
 /// Opens an instance's breaker, whatever its lane says.
 pub(super) fn open_breaker(entry: &super::InstanceEntry) {
-    assert!(entry.cell.open(entry.cell.epoch(), NOW, &Routing::default()));
+    assert!(entry.cell.open(entry.cell.epoch(), false, NOW, &Routing::default()));
 }

@@ -40,13 +40,16 @@ impl fmt::Debug for ViewCollector {
 /// Name, help and reading of a counter by service.
 type CounterOf = (&'static str, &'static str, fn(&ServiceView) -> u64);
 
-const COUNTERS: [CounterOf; 4] = [
+const COUNTERS: [CounterOf; 5] = [
     ("breaker_opened", "Breakers of instances that opened", |service| service.state.breakers().opened),
     ("breaker_held", "Breakers that should have opened, but too much of the lane was kept away already", |service| {
         service.state.breakers().held
     }),
     ("breaker_returned", "Instances that began to come back after an open breaker", |service| {
         service.state.breakers().returned
+    }),
+    ("breaker_signalled", "Instances kept away because other sidecars saw them fail", |service| {
+        service.state.breakers().signalled
     }),
     ("retries_denied", "Retries that the service's retry budget did not allow", |service| {
         service.state.retries_denied()

@@ -7,6 +7,7 @@ mod id;
 mod planted;
 mod policy;
 mod record;
+mod signal;
 mod time;
 mod trust;
 
@@ -21,6 +22,7 @@ pub use policy::{
 pub use record::{
     Drain, Health, InstanceRecord, MAX_RECORD_BYTES, MAX_WEIGHT, MemberState, NORMAL_WEIGHT, Protocol, RecordFault,
 };
+pub use signal::{MAX_OBSERVATIONS, MAX_SIGNAL_BYTES, Observation, Signal};
 pub use time::{Mono, Wall};
 pub use trust::{CertFacts, PublicKey, Signature, Trust, TrustError};
 

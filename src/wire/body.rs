@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Kind, Statement};
-use crate::types::{InstanceRecord, LanePolicy, NodeId};
+use crate::types::{InstanceRecord, LanePolicy, NodeId, Signal};
 
 /// A node introduces itself. Newer is a higher (`generation`, `revision`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +83,8 @@ pub enum Body {
     Instance(InstanceRecord),
     /// See [`LanePolicy`].
     Policy(LanePolicy),
+    /// See [`Signal`].
+    Signal(Signal),
 }
 
 /// Why a body can't be read.
@@ -106,6 +108,7 @@ impl Body {
             Self::Accusation(_) => Kind::Accusation,
             Self::Instance(_) => Kind::Instance,
             Self::Policy(_) => Kind::Policy,
+            Self::Signal(_) => Kind::Signal,
         }
     }
 
@@ -118,6 +121,7 @@ impl Body {
             Self::Accusation(b) => b.accuser.as_str(),
             Self::Instance(b) => b.owner.as_str(),
             Self::Policy(b) => &b.version.author,
+            Self::Signal(b) => b.observer.as_str(),
         }
     }
 
@@ -130,6 +134,7 @@ impl Body {
             Self::Accusation(b) => bytes(b),
             Self::Instance(b) => bytes(b),
             Self::Policy(b) => bytes(b),
+            Self::Signal(b) => bytes(b),
         }
     }
 
@@ -144,6 +149,7 @@ impl Body {
             Kind::Accusation => read(raw).map(Self::Accusation),
             Kind::Instance => read(raw).map(Self::Instance),
             Kind::Policy => read(raw).map(Self::Policy),
+            Kind::Signal => read(raw).map(Self::Signal),
         }
         .ok_or(BodyFault::Malformed(kind))
     }

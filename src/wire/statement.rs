@@ -31,12 +31,14 @@ pub enum Kind {
     Instance = 5,
     /// A lane policy.
     Policy = 6,
+    /// What a node saw of instances that fail; never kept.
+    Signal = 7,
 }
 
 impl Kind {
     /// The kind with this number, if this version knows it.
     pub fn from_number(number: u8) -> Option<Self> {
-        [Self::Member, Self::Alive, Self::Left, Self::Accusation, Self::Instance, Self::Policy]
+        [Self::Member, Self::Alive, Self::Left, Self::Accusation, Self::Instance, Self::Policy, Self::Signal]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }

@@ -37,6 +37,17 @@ fn a_decision_allocates_nothing() {
 }
 
 #[test]
+fn nor_does_one_with_breakers_zones_bounded_load_and_hot_keys() {
+    let snapshot = fleet::busy_snapshot(fleet::table(1_000));
+    let service = snapshot.service("orders").expect("the service is there");
+    let open = service.instances.iter().filter(|entry| entry.cell.open_until(fleet::NOW).is_some()).count();
+    assert_eq!(open, 200);
+    let subjects: Vec<String> = (0..1_000).map(|n| format!("user-{n}")).chain(["tenant-7".into()]).collect();
+    let all = || subjects.iter().for_each(|subject| decide(&snapshot, &fleet::get(subject), fleet::NOW));
+    assert_eq!(allocations(all), 0);
+}
+
+#[test]
 fn nor_does_one_that_walks_past_everybody() {
     let mut table = fleet::table(1_000);
     for candidate in &mut table.instances {

@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use lanemesh::{
-    routing::{Builder, Candidate, CandidateTable, Locality, MethodClass, Request, Snapshot},
+    config::{Fallback, Routing},
+    routing::{
+        Attempts, AttemptsConfig, Builder, Candidate, CandidateTable, Decision, Locality, MethodClass, Outcome,
+        Request, Rules, Snapshot, choose,
+    },
     types::{
         AnonymousRule, BucketScheme, EmptyLaneRule, Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy,
         LaneRule, MemberState, Mono, NodeId, PolicyVersion, Protocol, Region, ServiceName, VersionName, Wall, Zone,
@@ -80,6 +84,40 @@ fn policy() -> LanePolicy {
 pub fn snapshot(table: &CandidateTable) -> Arc<Snapshot> {
     let (snapshot, faults) = Builder::new(locality()).build(table, NOW);
     assert!(faults.is_empty(), "{faults:?}");
+    snapshot
+}
+
+/// The same with everything on that a decision can look at: three zones, bounded load, hot keys, full instances; and the breakers
+/// of one instance in ten open.
+pub fn busy_snapshot(mut table: CandidateTable) -> Arc<Snapshot> {
+    for (at, candidate) in table.instances.iter_mut().enumerate() {
+        Arc::make_mut(&mut candidate.record).zone = Zone::new(["eu-1", "eu-2", "eu-3"][at % 3]).unwrap();
+    }
+    let fallback = Fallback { saturated: true, ..Routing::default().fallback };
+    let routing = Routing {
+        prefer_zone: true,
+        bounded_load: Some(125),
+        spread: vec![("tenant-7".into(), 4)],
+        spread_above: Some(500),
+        fallback,
+        ..Routing::default()
+    };
+    let rules = Rules::new(0, Arc::new(routing), &BTreeMap::new());
+    let (snapshot, faults) = Builder::with(locality(), rules).build(&table, NOW);
+    assert!(faults.is_empty(), "{faults:?}");
+    let service = snapshot.service("orders").expect("the service is there");
+    let second = std::time::Duration::from_secs(1);
+    let config = AttemptsConfig { max_retries: 0, per_try: second, total: second };
+    for at in (0..service.instances.len()).step_by(10) {
+        for _ in 0..3 {
+            let lane = service.lanes.iter().position(|lane| lane.name == service.instances[at].record.lane);
+            let (served, instance) = (lane.map(|lane| lane as u16), Some(at as u16));
+            let decision = Decision { served, instance, ..choose(&snapshot, service, &get("u"), NOW) };
+            let mut attempts = Attempts::new(&decision, MethodClass::Other, true, config, NOW);
+            attempts.next(service, NOW);
+            attempts.ended(Outcome::Reset, service, NOW);
+        }
+    }
     snapshot
 }
 

@@ -9,6 +9,7 @@
 mod calm;
 mod crash;
 mod heal;
+mod signals;
 mod spread;
 
 use lanemesh::types::MemberState;
@@ -71,6 +72,12 @@ pub const CASES: &[Case] = &[
     Case { name: "deaf", about: "a node hears nothing", run: calm::deaf },
     Case { name: "flip-flop", about: "a node's way out comes and goes", run: calm::flip_flop },
     Case { name: "partition", about: "halves that meet again", run: heal::partition },
+    Case {
+        name: "signals",
+        about: "one of ten instances is sick, with and without failure signals",
+        run: signals::sick,
+    },
+    Case { name: "lies", about: "sidecars say of well instances that they fail", run: signals::lies },
 ];
 
 /// A mesh without users, of which nothing is demanded but what is measured.

@@ -328,7 +328,7 @@ fn outcome(outcome: Outcome) -> &'static str {
         Outcome::Reset => "reset",
         Outcome::Timeout => "no answer",
         Outcome::RetryableStatus(_) => "502-504",
-        Outcome::Answered(_) => "answered",
+        Outcome::Answered(_) | Outcome::Called(_) => "answered",
         Outcome::Full => "full",
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use lanemesh::{
     health::Gate,
     node::{Input, InstanceSpec, Node, NodeConfig},
-    routing::{Builder, Locality, Snapshot},
+    routing::{Bell, Builder, Locality, Signals, Snapshot},
     types::{Env, InstanceId, Lane, NodeId, Protocol, Region, VersionName, Zone},
 };
 
@@ -57,9 +57,12 @@ impl World {
         // By turns, so that every service has its share of canaries.
         let turn = f64::from(index / mesh.services);
         let canary = ((turn + 1.0) * mesh.canary).floor() > (turn * mesh.canary).floor();
-        let mut apps = vec![new_app(index, 0, &self.services, canary)];
+        let mut apps = vec![new_app(index, 0, &self.services, canary, mesh.shallow)];
         if index == 0 {
-            apps.extend((0..mesh.extra_instances.min(250)).map(|at| new_app(0, at as u8 + 1, &self.services, false)));
+            apps.extend(
+                (0..mesh.extra_instances.min(250))
+                    .map(|at| new_app(0, at as u8 + 1, &self.services, false, mesh.shallow)),
+            );
         }
         self.hosts.push(Host {
             index,
@@ -78,6 +81,9 @@ impl World {
             clock: 0,
             drift: (0.0, 0),
             builder: Builder::new(locality.clone()).sharing(&self.rings),
+            signals: Signals::new(id.clone()),
+            bell: Arc::new(Bell::new(|| {})),
+            told: 0,
             locality,
             snapshot: Arc::new(Snapshot::empty()),
             table: None,
@@ -135,7 +141,7 @@ impl World {
         (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
-        entry.builder = Builder::new(entry.locality.clone()).sharing(&self.rings);
+        super::signals::begin(entry, self.scenario.mesh.signals, &self.rings);
         self.addrs.insert(addr, host);
         self.announce_all(host);
         let clock = self.hosts[at].now(now);
@@ -298,7 +304,7 @@ pub(super) fn new_gate() -> Gate {
     Gate::new(2, 2)
 }
 
-fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool) -> App {
+fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool, shallow: bool) -> App {
     let service = (host as usize + usize::from(number)) % services.len();
     let id = match number {
         0 => format!("{}-{host}", services[service]),
@@ -318,6 +324,7 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         well_since: None,
         weight: 100,
         withdrawn: false,
+        shallow,
         gate: new_gate(),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lanemesh::{
-    types::{Health, InstanceId, InstanceRecord, NodeId, ServiceName},
+    types::{Health, InstanceId, InstanceRecord, NodeId, Observation, ServiceName, Signal},
     wire::{Accusation, Alive, Body, Ctl, Envelope, Evidence, Frame, Kind, Left, Member, Statement, key_id},
 };
 
@@ -97,6 +97,24 @@ impl World {
                     say(&goodbye, &me),
                     Frame::Ctl(Ctl::Condemned { generation, incarnation }),
                     Frame::Ctl(Ctl::Verify { accused: it.clone(), generation, incarnation }),
+                ]
+            }
+            "signal" => {
+                // The same few instances that fellow liars name, as far as it may without being told apart by it.
+                let there = self.hosts.iter().filter(|host| host.is_member() && !host.lies).take(3);
+                let observation = |host: &crate::host::Host| Observation {
+                    service: self.services[host.apps[0].service].clone(),
+                    owner: host.id.clone(),
+                    instance: host.apps[0].id.clone(),
+                    attempts: 6,
+                    failures: 6,
+                };
+                let seen = there.map(observation).collect();
+                let generation = own.node.as_ref().map_or(1, |node| node.generation());
+                let signal = Signal { observer: me.clone(), generation, number: self.now, seen };
+                vec![
+                    say(&Body::Signal(signal.clone()), &me),
+                    say(&Body::Signal(Signal { observer: it.clone(), ..signal }), &it),
                 ]
             }
             "record" => {

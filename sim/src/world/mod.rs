@@ -8,6 +8,7 @@ mod faults;
 mod lies;
 mod oracle;
 mod real;
+mod signals;
 mod traffic;
 mod wire;
 
@@ -242,6 +243,7 @@ impl World {
             Event::SyncEnded { to, token, result } => self.sync_ended(to.host, token, result),
             Event::Refused { to, token } => self.feed(to.host, lanemesh::node::Input::Refused { token }),
             Event::Seeds(run) => self.resolve_seeds(run),
+            Event::Tell(run) => self.tell(run),
             Event::Check { at, app } => self.check_app(at, app),
             Event::Listen { at, app, start } => self.listen(at, app, start),
             Event::Client(run) => self.client(run),
@@ -266,7 +268,7 @@ impl World {
             Event::Wake(run) => (*run, false),
             Event::Envelope { to, .. } => (*to, true),
             Event::SyncAsked { to, .. } | Event::SyncEnded { to, .. } | Event::Refused { to, .. } => (*to, true),
-            Event::Seeds(run) | Event::Client(run) => (*run, true),
+            Event::Seeds(run) | Event::Client(run) | Event::Tell(run) => (*run, true),
             Event::Check { at, .. } => (*at, true),
             _ => return Some(event),
         };

@@ -106,6 +106,7 @@ impl World {
         sidecar.process.enter(|| agent::carry(&sidecar.net, output)).map(|rest| match rest {
             ForShell::Publish(table) => Output::Publish(table),
             ForShell::Persist { generation, stored } => Output::Persist { generation, stored },
+            ForShell::Signal(signal) => Output::Signal(signal),
             ForShell::Event(event) => Output::Event(event),
         })
     }

@@ -238,6 +238,7 @@ impl World {
             flight.tries.pop();
         }
         flight.attempts.ended(outcome, view, Mono(self.now));
+        self.look_for_failures(flight.at.host);
         if matches!(outcome, Outcome::Answered(_)) {
             if let Some(target) = target {
                 self.control(flight.at.host, target.host);

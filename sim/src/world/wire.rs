@@ -81,6 +81,7 @@ impl World {
                     let now = entry.now(self.now);
                     entry.node.iter_mut().for_each(|node| node.handle(now, Input::Persisted { generation }));
                 }
+                Output::Signal(signal) => self.signal_heard(host, signal),
                 Output::Event(event) => self.node_event(host, event),
             }
         }
@@ -123,7 +124,7 @@ impl World {
             NodeEvent::Refused { times, .. } => self.stats.refused += times,
             NodeEvent::Malformed { times, .. } => self.stats.malformed += times,
             NodeEvent::Report(_) => self.stats.reports += 1,
-            NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } => {}
+            NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } | NodeEvent::Compared(_) => {}
         }
     }
 

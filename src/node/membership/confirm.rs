@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Membership,
+    history::Happened,
     roster::{ME, Slot},
     timers::Timer,
 };
@@ -126,7 +127,10 @@ impl Membership {
         let life = member.life();
         let mut helpers = Vec::new();
         match why {
-            Why::ForAnother => self.roster.get_mut(slot).helped = Some(now),
+            Why::ForAnother => {
+                self.roster.get_mut(slot).helped = Some(now);
+                self.note(now, slot, Happened::AskedForOthers);
+            }
             Why::Sweep => {}
             Why::Missed => {
                 for helper in self.nearest_others(slot) {
@@ -176,8 +180,10 @@ impl Membership {
         let careless = Planted::NoControl.is_on() || Planted::SlowConvicts.is_on();
         if !inside && !outside && !careless {
             // Nobody answers: that is this node's fault. With nobody to ask it says nothing.
+            self.note(now, slot, Happened::OwnFault);
             self.health.worse(u32::from(asked));
         } else if (self.health.score < TOO_SICK_TO_ACCUSE || outside || careless) && now >= self.hold_until {
+            self.note(now, slot, Happened::Silent);
             self.accuse(now, slot, Evidence::Silent, why, trust);
         }
     }
@@ -261,6 +267,7 @@ impl Membership {
         let why = confirm.why;
         let same_life = confirm.life == self.roster.get(slot).life();
         if same_life && now >= self.hold_until {
+            self.note(now, slot, Happened::Refused);
             self.accuse(now, slot, Evidence::Refused, why, trust);
         }
     }

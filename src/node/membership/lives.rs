@@ -11,6 +11,7 @@ use super::{
     case::Case,
     confirm::Why,
     engine::Peer,
+    history::Happened,
     roster::{ME, Slot},
     timers::Timer,
 };
@@ -26,8 +27,8 @@ impl Membership {
             Some(slot) => self.take(now, slot, generation, incarnation),
             None => {
                 let slot = self.roster.add(node.clone(), generation, incarnation, now);
-                let effects = self.engine.alive(self.peer(slot), incarnation, false);
-                self.run(now, effects);
+                self.probe(now, slot, false);
+                self.watch_anew(now);
                 self.actions.push_back(Action::Changed { node: node.clone(), state: MemberState::Alive });
                 true
             }
@@ -67,6 +68,12 @@ impl Membership {
         if !was_down {
             self.charge_accusers(now, slot);
         }
+        if was_down {
+            self.tallies.revived += 1;
+        } else {
+            self.tallies.refuted += 1;
+        }
+        self.note(now, slot, Happened::Refuted(incarnation));
         self.roster.get_mut(slot).refutations += 1;
         self.roster.set_life(slot, self.roster.get(slot).generation, incarnation);
         self.stand_up(now, slot, was_down);
@@ -77,6 +84,7 @@ impl Membership {
         member.heard = None;
         member.flaps = (0, Mono::ZERO);
         member.refutations = 0;
+        self.note(now, slot, Happened::Restarted(generation));
         self.roster.set_life(slot, generation, incarnation);
         self.stand_up(now, slot, false);
     }
@@ -94,8 +102,7 @@ impl Membership {
             let accused = self.roster.get(slot).name.clone();
             self.actions.push_back(Action::Retract { accused });
         }
-        let effects = self.engine.alive(self.peer(slot), self.roster.get(slot).incarnation, was_down);
-        self.run(now, effects);
+        self.probe(now, slot, was_down);
         self.changed(now, slot, MemberState::Alive);
     }
 
@@ -171,8 +178,7 @@ impl Membership {
         self.roster.get_mut(slot).case = Case::default();
         self.roster.get_mut(slot).held_until = None;
         self.roster.set_refuted_while_held(slot, false);
-        let effects = self.engine.down(self.peer(slot));
-        self.run(now, effects);
+        self.stop_probing(now, slot);
         self.changed(now, slot, MemberState::Left);
     }
 
@@ -180,7 +186,9 @@ impl Membership {
     pub fn forget(&mut self, node: &NodeId) {
         let Some(slot) = self.lookup(node).filter(|slot| *slot != ME) else { return };
         // Nothing of what foca would do now may wait: the member is nobody.
-        let _nothing_to_send = self.engine.forget(Peer { slot, generation: self.roster.get(slot).generation });
+        if let Some(generation) = self.roster.get_mut(slot).probed.take() {
+            let _nothing_to_send = self.engine.forget(Peer { slot, generation });
+        }
         if self.ping.as_ref().is_some_and(|ping| ping.to.slot == slot) {
             self.ping = None;
         }

@@ -136,7 +136,7 @@ impl Membership {
         }
         self.losses.swept = Some(now);
         self.losses.sweeps += 1;
-        for slot in self.roster.random(&mut self.rng, self.config.sweep_most, super::ME) {
+        for slot in self.roster.random_of_all(&mut self.rng, self.config.sweep_most, super::ME) {
             self.confirm(now, slot, Why::Sweep);
         }
     }
@@ -152,7 +152,7 @@ impl Membership {
     /// Tells a few others everything that a sweep has found.
     pub(super) fn tell_in_bulk(&mut self) {
         let frames: Vec<Frame> = std::mem::take(&mut self.losses.bulk).into_iter().map(Frame::Statement).collect();
-        for slot in self.roster.random(&mut self.rng, BULK_TO, super::ME) {
+        for slot in self.roster.random_of_all(&mut self.rng, BULK_TO, super::ME) {
             self.send(self.roster.get(slot).name.clone(), frames.clone());
         }
     }

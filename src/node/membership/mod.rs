@@ -23,11 +23,13 @@
 mod accuse;
 mod action;
 mod case;
+mod circle;
 mod config;
 mod confirm;
 mod credit;
 mod engine;
 mod heal;
+mod history;
 mod lives;
 mod losses;
 mod refute;
@@ -50,11 +52,14 @@ use rand_pcg::Pcg64Mcg;
 
 pub use action::Action;
 pub use config::MembershipConfig;
+pub use history::{Accuser, Story, StoryEvent, Tallies};
 pub use removal::Removal;
 
 use self::{
+    circle::Circle,
     confirm::{Confirms, Why},
     engine::{Effects, Engine, Peer, Probe, ProbePacket},
+    history::Happened,
     losses::Losses,
     refute::Refutation,
     roster::{ME, Roster, Slot},
@@ -83,6 +88,7 @@ pub struct Membership {
     health: OwnHealth,
     refutation: Refutation,
     losses: Losses,
+    tallies: Tallies,
     /// Nobody is accused or convicted before this: this process stood still.
     hold_until: Mono,
     /// When this machine was last called.
@@ -122,7 +128,7 @@ impl Membership {
             Engine::new(Peer { slot: ME, generation }, config.probe_period, config.probe_rtt, seed ^ ENGINE_SEED);
         Self {
             rng: Pcg64Mcg::seed_from_u64(seed),
-            roster: Roster::new(me, generation, now),
+            roster: Roster::new(me, generation, now, Circle::new(config.contacts, config.watchers())),
             engine,
             timers: Timers::default(),
             actions: VecDeque::new(),
@@ -131,6 +137,7 @@ impl Membership {
             health: OwnHealth::default(),
             refutation: Refutation::default(),
             losses: Losses::default(),
+            tallies: Tallies::default(),
             hold_until: Mono::ZERO,
             entered: now,
             synced_at: None,
@@ -165,11 +172,12 @@ impl Membership {
         let me = Peer { slot: ME, generation };
         let seed = self.seed ^ ENGINE_SEED ^ generation;
         self.engine = Engine::new(me, self.config.probe_period, self.config.probe_rtt, seed);
-        let active: Vec<_> =
-            self.roster.iter().filter(|(_, member)| member.is_active()).map(|(slot, _)| slot).collect();
-        for slot in active {
-            let effects = self.engine.alive(self.peer(slot), self.roster.get(slot).incarnation, false);
-            self.run(now, effects);
+        let all: Vec<_> = self.roster.iter().map(|(slot, member)| (slot, member.is_active())).collect();
+        for (slot, active) in all {
+            self.roster.get_mut(slot).probed = None;
+            if active {
+                self.probe(now, slot, false);
+            }
         }
     }
 
@@ -200,8 +208,17 @@ impl Membership {
         }
         if self.roster.get(slot).is_active() {
             self.acked(now, slot, packet.probe);
-            let effects = self.engine.packet(self.peer(slot), &packet);
-            self.run(now, effects);
+            let peer = self.peer(slot);
+            if self.roster.get(slot).probed.is_some() {
+                let effects = self.engine.packet(peer, &packet);
+                self.run(now, effects);
+            } else if let Probe::Ping(number) = packet.probe {
+                // foca would take whoever pings for a member to probe, and this one is watched by others.
+                let (generation, incarnation) = (self.engine.generation(), self.engine.incarnation());
+                let ack = Probe::Ack(number);
+                let packet = ProbePacket { generation, incarnation, to_generation: peer.generation, probe: ack };
+                self.send(from.clone(), vec![Frame::Foca(packet.encode())]);
+            }
         }
     }
 
@@ -241,7 +258,10 @@ impl Membership {
             MemberState::Down => self.heard_condemned(now, slot),
             MemberState::Alive | MemberState::Doubtful => {
                 self.roster.get_mut(slot).heard = Some(now);
-                self.confirms.end(slot);
+                if self.confirms.is_running(slot) {
+                    self.note(now, slot, Happened::Answered);
+                    self.confirms.end(slot);
+                }
                 if !self.roster.get(slot).case.is_empty() {
                     self.roster.get_mut(slot).case.heard();
                     self.review(now, slot);
@@ -263,11 +283,23 @@ impl Membership {
         self.witnesses() <= 1 && self.confirms.lack_control()
     }
 
-    /// Up to `count` random active members, cheaply at every size: whom gossip goes to.
+    /// Up to `count` random contacts, cheaply at every size: whom gossip goes to. All active members are contacts, but in a
+    /// mesh larger than [`MembershipConfig::contacts`] only those that this node watches or that watch it.
     pub fn random_active(&mut self, count: usize, except: Option<&NodeId>) -> Vec<NodeId> {
         let except = except.and_then(|node| self.lookup(node)).unwrap_or(ME);
         let slots = self.roster.random(&mut self.rng, count, except);
         slots.into_iter().map(|slot| self.roster.get(slot).name.clone()).collect()
+    }
+
+    /// Whether there are active members that are no contacts.
+    pub fn has_strangers(&self) -> bool {
+        self.roster.is_large()
+    }
+
+    /// An active member at random, contact or not: so that also those who never speak to each other compare their views.
+    pub fn random_stranger(&mut self) -> Option<NodeId> {
+        let slot = self.roster.random_of_all(&mut self.rng, 1, ME).pop()?;
+        Some(self.roster.get(slot).name.clone())
     }
 
     /// How many members are active beside this node.
@@ -374,6 +406,7 @@ impl Membership {
             return;
         }
         self.hold_until = now + self.config.hold;
+        self.tallies.pauses += 1;
         self.health.worse(2);
         self.confirms.clear();
         self.ping = None;
@@ -400,6 +433,8 @@ impl Membership {
         if let Some(peer) = missed
             && self.roster.find(peer.slot).is_some_and(|member| member.generation == peer.generation)
         {
+            self.note(now, peer.slot, Happened::Missed);
+            self.history(peer.slot).missed += 1;
             self.confirm(now, peer.slot, Why::Missed);
         }
     }
@@ -411,7 +446,11 @@ impl Membership {
             return;
         };
         ping.acked = true;
-        if now.since(ping.at) <= self.config.probe_rtt * 2 {
+        let took = now.since(ping.at);
+        if took <= self.config.probe_rtt * 2 {
+            self.tallies.answered.0 += 1;
+            self.tallies.answered.1 += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+            self.history(from).round_trip = Some(took);
             self.health.answered = Some(now);
             self.health.score = self.health.score.saturating_sub(1);
         }
@@ -427,6 +466,8 @@ impl Membership {
             let name = member.name.clone();
             if let Probe::Ping(number) = packet.probe {
                 self.ping = Some(Ping { to, number, at: now, acked: false });
+                self.tallies.probes += 1;
+                self.history(to.slot).probes += 1;
             }
             self.send(name, vec![Frame::Foca(packet.encode())]);
         }
@@ -439,6 +480,50 @@ impl Membership {
                 _ => after,
             };
             self.timers.set(now, after, Timer::Foca(timer));
+        }
+    }
+
+    /// Has foca probe an active member, if it is this node's to watch. `was_down`: foca holds this life dead.
+    fn probe(&mut self, now: Mono, slot: Slot, was_down: bool) {
+        if !self.roster.is_watched(slot) {
+            return self.leave_to_others(now, slot);
+        }
+        let peer = self.peer(slot);
+        let was_down = was_down && self.roster.get(slot).probed.is_some();
+        self.roster.get_mut(slot).probed = Some(peer.generation);
+        let effects = self.engine.alive(peer, self.roster.get(slot).incarnation, was_down);
+        self.run(now, effects);
+    }
+
+    /// Has foca forget a member.
+    fn leave_to_others(&mut self, now: Mono, slot: Slot) {
+        if let Some(generation) = self.roster.get_mut(slot).probed.take() {
+            let effects = self.engine.forget(Peer { slot, generation });
+            self.run(now, effects);
+        }
+    }
+
+    /// Has foca stop probing a member, and remember that it is dead.
+    fn stop_probing(&mut self, now: Mono, slot: Slot) {
+        if self.roster.get(slot).probed.is_some() {
+            let peer = self.peer(slot);
+            self.roster.get_mut(slot).probed = Some(peer.generation);
+            let effects = self.engine.down(peer);
+            self.run(now, effects);
+        }
+    }
+
+    /// After somebody came or went in a large mesh: watches those who are this node's to watch now.
+    fn watch_anew(&mut self, now: Mono) {
+        if !self.roster.take_stirred() {
+            return;
+        }
+        let wrong = |(slot, member): &(Slot, &roster::Member)| {
+            member.is_active() && member.probed.is_some() != self.roster.is_watched(*slot)
+        };
+        let wrong: Vec<Slot> = self.roster.iter().filter(wrong).map(|(slot, _)| slot).collect();
+        for slot in wrong {
+            self.probe(now, slot, false);
         }
     }
 
@@ -479,8 +564,10 @@ impl Membership {
         let changed = self.roster.set_state(slot, state, now);
         self.note_loss(now, slot);
         if changed {
+            self.note(now, slot, Happened::Became(state));
             let node = self.roster.get(slot).name.clone();
             self.actions.push_back(Action::Changed { node, state });
+            self.watch_anew(now);
         }
     }
 }

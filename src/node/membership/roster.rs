@@ -11,7 +11,7 @@ use rand_pcg::Pcg64Mcg;
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{case::Case, credit::Credit};
+use super::{case::Case, circle::Circle, credit::Credit, history::History};
 use crate::types::{MemberState, Mono, NodeId};
 
 /// Index of a member in this process.
@@ -52,7 +52,13 @@ pub(super) struct Member {
     pub(super) review_at: Option<Mono>,
     /// When it is next asked again; likewise.
     pub(super) again_at: Option<Mono>,
-    hash: u64,
+    /// What happened between it and this node, once anything did.
+    pub(super) history: Option<Box<History>>,
+    /// The generation that foca probes it at; `None` while it is left to others (`circle`).
+    pub(super) probed: Option<u64>,
+    /// In a large mesh: how many others are nearer to it than this node.
+    pub(super) nearer: u32,
+    pub(super) hash: u64,
     place: Option<usize>,
     mark: u64,
 }
@@ -94,17 +100,19 @@ pub(super) struct Roster {
     names: BTreeMap<NodeId, Slot>,
     /// The same, for looking up: every datagram does.
     by_name: FxHashMap<NodeId, Slot>,
-    active: Vec<Slot>,
+    pub(super) active: Vec<Slot>,
     down: BTreeSet<Slot>,
     digest: u64,
+    pub(super) circle: Circle,
 }
 
 impl Roster {
     /// Holds this node alone.
-    pub(super) fn new(me: NodeId, generation: u64, now: Mono) -> Self {
+    pub(super) fn new(me: NodeId, generation: u64, now: Mono, circle: Circle) -> Self {
         let (members, free, names) = (Vec::new(), Vec::new(), BTreeMap::new());
         let by_name = FxHashMap::default();
-        let mut roster = Self { members, free, names, by_name, active: Vec::new(), down: BTreeSet::new(), digest: 0 };
+        let (active, down) = (Vec::new(), BTreeSet::new());
+        let mut roster = Self { members, free, names, by_name, active, down, digest: 0, circle };
         let slot = roster.add(me, generation, 0, now);
         debug_assert_eq!(slot, ME);
         roster
@@ -155,6 +163,9 @@ impl Roster {
             helped: None,
             review_at: None,
             again_at: None,
+            history: None,
+            probed: None,
+            nearer: 0,
             place: None,
             mark: 0,
         };
@@ -223,6 +234,7 @@ impl Roster {
             (true, None) => {
                 self.get_mut(slot).place = Some(self.active.len());
                 self.active.push(slot);
+                self.came(slot);
             }
             (false, Some(place)) => {
                 self.get_mut(slot).place = None;
@@ -230,6 +242,7 @@ impl Roster {
                 if let Some(moved) = self.active.get(place).copied() {
                     self.get_mut(moved).place = Some(place);
                 }
+                self.went(slot);
             }
             _ => {}
         }
@@ -261,49 +274,28 @@ impl Roster {
         self.names.values().filter(|slot| **slot != ME).map(|slot| (*slot, self.get(*slot)))
     }
 
-    /// Up to `count` random active members, without this node and `not`.
-    pub(super) fn random(&self, rng: &mut Pcg64Mcg, count: usize, not: Slot) -> Vec<Slot> {
-        if count > self.active.len() / 2 {
-            return self.random_of_most(rng, count, not);
-        }
-        let mut chosen = Vec::with_capacity(count);
-        // Drawing may repeat; with so many draws a small mesh is exhausted nearly always, and who asks asks again.
-        for _ in 0..count * 6 {
-            if chosen.len() == count || self.active.is_empty() {
-                break;
-            }
-            let slot = self.active[rng.random_range(0..self.active.len())];
-            if slot != not && !chosen.contains(&slot) {
-                chosen.push(slot);
-            }
-        }
-        chosen
+    /// Up to `count` random contacts, without this node and `not`: all that are active, but in a large mesh only those with
+    /// which there is a connection.
+    pub(super) fn random(&mut self, rng: &mut Pcg64Mcg, count: usize, not: Slot) -> Vec<Slot> {
+        some_of(rng, self.contacts(), count, not)
     }
 
-    /// The same where so many are wanted that drawing would miss some: a goodbye to everybody must reach everybody.
-    fn random_of_most(&self, rng: &mut Pcg64Mcg, count: usize, not: Slot) -> Vec<Slot> {
-        let mut all: Vec<Slot> = self.active.iter().copied().filter(|slot| *slot != not).collect();
-        let count = count.min(all.len());
-        for at in 0..count {
-            let other = rng.random_range(at..all.len());
-            all.swap(at, other);
-        }
-        all.truncate(count);
-        all
+    /// The same of all that are active, however large the mesh.
+    pub(super) fn random_of_all(&self, rng: &mut Pcg64Mcg, count: usize, not: Slot) -> Vec<Slot> {
+        some_of(rng, &self.active, count, not)
     }
 
-    /// The `count` members (this node included) nearest to an accused life: everybody computes the same few, so that
-    /// two who doubt the same member meet.
+    /// The `count` members (this node included) nearest to an accused life, of a large mesh among its watchers: everybody
+    /// computes the same few, so that two who doubt the same member meet.
     pub(super) fn nearest(&self, accused: Slot, count: usize) -> Vec<Slot> {
         let target = self.get(accused);
         let life = mix(target.hash, target.incarnation.into());
-        let mut all: Vec<(u64, Slot)> = self
-            .active
-            .iter()
-            .chain(&[ME])
-            .filter(|slot| **slot != accused)
-            .map(|slot| (mix(life, self.get(*slot).hash), *slot))
-            .collect();
+        let others = if self.is_large() {
+            self.watchers_of(accused)
+        } else {
+            self.active.iter().copied().chain([ME]).filter(|slot| *slot != accused).collect()
+        };
+        let mut all: Vec<(u64, Slot)> = others.into_iter().map(|slot| (mix(life, self.get(slot).hash), slot)).collect();
         let count = count.min(all.len());
         if count == 0 {
             return Vec::new();
@@ -315,8 +307,39 @@ impl Roster {
     }
 }
 
+/// Up to `count` of some, at random, without `not`.
+fn some_of(rng: &mut Pcg64Mcg, all: &[Slot], count: usize, not: Slot) -> Vec<Slot> {
+    if count > all.len() / 2 {
+        return most_of(rng, all, count, not);
+    }
+    let mut chosen = Vec::with_capacity(count);
+    // Drawing may repeat; with so many draws a small mesh is exhausted nearly always, and who asks asks again.
+    for _ in 0..count * 6 {
+        if chosen.len() == count || all.is_empty() {
+            break;
+        }
+        let slot = all[rng.random_range(0..all.len())];
+        if slot != not && !chosen.contains(&slot) {
+            chosen.push(slot);
+        }
+    }
+    chosen
+}
+
+/// The same where so many are wanted that drawing would miss some: a goodbye to everybody must reach everybody.
+fn most_of(rng: &mut Pcg64Mcg, all: &[Slot], count: usize, not: Slot) -> Vec<Slot> {
+    let mut all: Vec<Slot> = all.iter().copied().filter(|slot| *slot != not).collect();
+    let count = count.min(all.len());
+    for at in 0..count {
+        let other = rng.random_range(at..all.len());
+        all.swap(at, other);
+    }
+    all.truncate(count);
+    all
+}
+
 /// Stirs two hashes into one (the finaliser of MurmurHash3 over both).
-fn mix(a: u64, b: u64) -> u64 {
+pub(super) fn mix(a: u64, b: u64) -> u64 {
     let mut x = a ^ b.rotate_left(32);
     x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -155,8 +155,7 @@ impl Membership {
         member.flaps = if count > 0 && now.since(last) <= window { (count + 1, now) } else { (1, now) };
         member.held_until = (member.flaps.0 >= flaps).then(|| now + hold);
         self.confirms.end(slot);
-        let effects = self.engine.down(self.peer(slot));
-        self.run(now, effects);
+        self.stop_probing(now, slot);
         self.changed(now, slot, MemberState::Down);
         self.heal_while_needed(now);
     }

@@ -14,7 +14,7 @@ use rand_pcg::Pcg64;
 use crate::{
     node::{DialError, Event, Input, InstanceSpec, MembershipConfig, Node, NodeConfig, Now, Output, Stored},
     routing::CandidateTable,
-    types::{FakeTrust, Health, Lane, MemberState, Mono, NodeId, Protocol, ServiceName, VersionName, Wall},
+    types::{FakeTrust, Health, Lane, MemberState, Mono, NodeId, Protocol, ServiceName, Signal, VersionName, Wall},
 };
 
 /// The wall clock when virtual time starts.
@@ -78,6 +78,7 @@ struct Host {
     disk: Stored,
     table: Arc<CandidateTable>,
     events: Vec<Event>,
+    signals: Vec<Signal>,
     silent: bool,
 }
 
@@ -133,6 +134,7 @@ impl World {
             disk: Stored::default(),
             table: Arc::default(),
             events: Vec::new(),
+            signals: Vec::new(),
             silent: false,
         });
         self.names.push(NodeId::new(name).unwrap());
@@ -235,6 +237,11 @@ impl World {
 
     pub fn events(&self, at: usize) -> &[Event] {
         &self.hosts[at].events
+    }
+
+    /// Signals that a node handed out.
+    pub fn signals(&self, at: usize) -> &[Signal] {
+        &self.hosts[at].signals
     }
 
     pub fn table(&self, at: usize) -> &CandidateTable {
@@ -379,6 +386,7 @@ impl World {
                     }
                 }
                 Output::Publish(table) => self.hosts[at].table = table,
+                Output::Signal(signal) => self.hosts[at].signals.push(signal),
                 Output::Persist { generation, stored } => {
                     // What a kill before the write is done leaves is the earlier file.
                     self.later(FSYNC, at, What::Written { generation, bytes: stored.encode().into() });

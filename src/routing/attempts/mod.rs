@@ -22,7 +22,9 @@ use super::{
     Decision, LaneView, ServiceView, Ticket,
     choose::{Asking, MayTry, skip_reason},
     floor,
+    load::Room,
     near::Place,
+    signals,
 };
 use crate::{
     config::Counts,
@@ -70,6 +72,8 @@ pub enum Outcome {
     RetryableStatus(u16),
     /// Nothing was tried: this sidecar has as many requests at the instance as it may. It says nothing about the instance.
     Full,
+    /// A gRPC call that ended with this code before any message came.
+    Called(u8),
     /// A usable response with this status; whether it counts as the instance's failure is the breaker's matter.
     Answered(u16),
 }
@@ -142,7 +146,11 @@ pub struct Attempts {
     per_try: Duration,
     /// A shorter try's timeout says nothing about the instance.
     patience: Duration,
+    /// It is the deadline that makes a try as short as it is.
+    hurried: bool,
     deadline: Mono,
+    /// Start of the present try.
+    since: Mono,
     tries: u8,
     retries: u8,
     /// The last instance that took a connection, and how the try on it ended.
@@ -194,6 +202,8 @@ impl Attempts {
             None => State::Over(GiveUp::NoInstance),
         };
         let repeatable = replayable && class != MethodClass::Other;
+        // What is never repeated leaves no time for others.
+        let share = if repeatable { config.total / 3 } else { config.total };
         Self {
             key_hash: decision.key_hash,
             lane: decision.served.unwrap_or(0),
@@ -202,10 +212,11 @@ impl Attempts {
             begun: false,
             repeatable,
             max_retries: config.max_retries,
-            // What is never repeated leaves no time for others.
-            per_try: config.per_try.min(if repeatable { config.total / 3 } else { config.total }),
+            per_try: config.per_try.min(share),
             patience: config.per_try.min(LONG_ENOUGH),
+            hurried: share < config.per_try,
             deadline: now + config.total,
+            since: now,
             tries: 0,
             retries: 0,
             accepted: None,
@@ -271,10 +282,20 @@ impl Attempts {
                 self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
             Outcome::Reset => self.failed(instance, GiveUp::UpstreamReset, service, now),
-            Outcome::Timeout => self.failed(instance, GiveUp::UpstreamTimeout, service, now),
+            Outcome::Timeout => {
+                let why = if self.hurried { GiveUp::Deadline } else { GiveUp::UpstreamTimeout };
+                self.failed(instance, why, service, now);
+            }
             Outcome::RetryableStatus(_) => self.failed(instance, GiveUp::RetriesUsedUp, service, now),
-            Outcome::Answered(_) => self.state = State::Over(GiveUp::RetriesUsedUp),
+            Outcome::Answered(_) | Outcome::Called(_) => self.state = State::Over(GiveUp::RetriesUsedUp),
         }
+    }
+
+    /// The try has an answer, of which only the end will say how it went (gRPC): over, and whoever reads on tells.
+    pub fn hand_over(&mut self) -> Option<Pending> {
+        let State::Trying { instance, .. } = self.state else { return None };
+        self.state = State::Over(GiveUp::RetriesUsedUp);
+        self.ticket.take().map(|ticket| Pending { ticket, instance, lane: self.lane })
     }
 
     /// Tells the instance's breaker.
@@ -284,22 +305,8 @@ impl Attempts {
         if outcome == Outcome::Timeout && self.per_try < self.patience {
             return;
         }
-        let cell = &service.instances[usize::from(instance)].cell;
-        let epoch = ticket.epoch();
-        match verdict(outcome, &service.rules.breaker.counts) {
-            Verdict::Success => {
-                if cell.succeeded(ticket, now, &service.rules) {
-                    service.state.count_returned();
-                }
-            }
-            Verdict::Failure => {
-                if cell.failed(ticket, now, &service.rules) {
-                    floor::open(service, &service.lanes[usize::from(self.lane)], instance, epoch, now);
-                }
-            }
-            // Dropped, the ticket says nothing.
-            Verdict::Neither => {}
-        }
+        let took = Some(now.since(self.since));
+        note(ticket, outcome, took, (instance, self.lane), service, now);
     }
 
     /// Tries after the first, whatever ended it; the fresh connection after a stale one is not another try.
@@ -313,6 +320,9 @@ impl Attempts {
         let most = service.rules.fallback.per_second.filter(|_| self.crossed);
         if most.is_none_or(|most| service.state.fallbacks.allows(now, most)) {
             service.state.budget.request(now);
+            if let Some(above) = service.rules.spread_above {
+                service.state.rates.count(self.key_hash, above, now);
+            }
         } else {
             self.state = State::Over(GiveUp::FallbackLimit);
         }
@@ -327,6 +337,7 @@ impl Attempts {
         if !fresh {
             self.tries = self.tries.saturating_add(1);
         }
+        self.since = now;
         let until = (now + self.per_try).min(self.deadline);
         self.state = State::Trying { instance, until, fresh };
     }
@@ -385,7 +396,7 @@ impl Attempts {
         let panic = self.panic;
         let key_hash = self.key_hash;
         // A request that has failed once is not sent to see whether another instance works again.
-        let asking = Asking { key_hash, may_try: MayTry::No, now };
+        let asking = Asking { key_hash, may_try: MayTry::No, room: Room::of(lane, &service.rules), now };
         let walk = self.walk(service);
         loop {
             let Some(instance) = walk.place.next(lane, key_hash) else {
@@ -422,6 +433,56 @@ impl Attempts {
     }
 }
 
+/// An answer whose end will say how it went. Dropped, it says nothing about the instance.
+#[derive(Debug)]
+pub struct Pending {
+    ticket: Ticket,
+    instance: u16,
+    lane: u16,
+}
+
+impl Pending {
+    /// How it went. `service` must come from the decision's snapshot.
+    pub fn ended(self, outcome: Outcome, service: &ServiceView, now: Mono) {
+        note(self.ticket, outcome, None, (self.instance, self.lane), service, now);
+    }
+}
+
+/// Tells an instance's cell how a request there went, opens its breaker where that is due, and rings when others should hear of it.
+fn note(
+    ticket: Ticket,
+    outcome: Outcome,
+    took: Option<Duration>,
+    (instance, lane): (u16, u16),
+    service: &ServiceView,
+    now: Mono,
+) {
+    let cell = &service.instances[usize::from(instance)].cell;
+    let epoch = ticket.epoch();
+    match verdict(outcome, &service.rules.breaker.counts) {
+        Verdict::Success => {
+            let (current, comes_back) = (epoch == cell.epoch(), cell.succeeded(ticket, now, &service.rules));
+            if comes_back {
+                service.state.count_returned();
+            } else if let (true, Some(times), Some(took)) = (current, service.rules.breaker.slow, took)
+                && cell.is_slow(took, times)
+            {
+                floor::keep_away(service, &service.lanes[usize::from(lane)], instance, false, now);
+            }
+        }
+        Verdict::Failure => {
+            if cell.failed(ticket, now, &service.rules) {
+                floor::open(service, &service.lanes[usize::from(lane)], instance, epoch, now);
+            }
+            if signals::is_worth_telling(cell, now, &service.rules) {
+                service.state.ring();
+            }
+        }
+        // Dropped, the ticket says nothing.
+        Verdict::Neither => {}
+    }
+}
+
 /// What an outcome says about the instance.
 enum Verdict {
     Success,
@@ -435,8 +496,9 @@ fn verdict(outcome: Outcome, counts: &Counts) -> Verdict {
         Outcome::Reset => counts.reset,
         Outcome::Timeout => counts.timeout,
         Outcome::Full => false,
+        Outcome::Called(code) if counts.grpc.contains(code) => true,
         Outcome::RetryableStatus(status) | Outcome::Answered(status) if counts.statuses.contains(status) => true,
-        Outcome::RetryableStatus(_) | Outcome::Answered(_) => return Verdict::Success,
+        Outcome::RetryableStatus(_) | Outcome::Answered(_) | Outcome::Called(_) => return Verdict::Success,
     };
     if failure { Verdict::Failure } else { Verdict::Neither }
 }

@@ -1,21 +1,43 @@
 //! Instances' cells across snapshots: kept, cleared when the owner has news, and started slowly when an instance is new.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Time;
 use crate::{
     config::Routing,
-    routing::{FallbackReason, InstanceCell, InstanceEntry, ServiceView},
+    routing::{FallbackReason, InstanceCell, InstanceEntry, Load, ServiceView},
     types::{InstanceRecord, Lane},
 };
 
-/// The instance's cell: the one of the last view, or a new one.
-pub(super) fn of(record: &InstanceRecord, seed: u64, last: Option<&ServiceView>) -> Arc<InstanceCell> {
-    match last.and_then(|last| before(record, last)) {
+/// Of every lane: what is in flight there. One that is there is kept.
+pub(super) fn loads<'a>(
+    lanes: impl Iterator<Item = &'a Lane>,
+    last: Option<&ServiceView>,
+) -> BTreeMap<Lane, Arc<Load>> {
+    let of = |lane: &Lane| {
+        let before = last.and_then(|last| last.lane(lane.as_str()));
+        (lane.clone(), before.map_or_else(Arc::default, |lane| lane.load.clone()))
+    };
+    lanes.map(of).collect()
+}
+
+/// The instance's cell: the one of the last view, or a new one. Who changes its lane begins anew there; what is in flight
+/// goes on in the lane that it was sent to.
+pub(super) fn of(
+    record: &InstanceRecord,
+    seed: u64,
+    load: Option<&Arc<Load>>,
+    last: Option<&ServiceView>,
+) -> Arc<InstanceCell> {
+    let load = load.cloned().unwrap_or_default();
+    match last.and_then(|last| before(record, last)).filter(|before| before.cell.is_of(&load)) {
         Some(before) => before.cell.clone(),
-        None => Arc::new(InstanceCell::new(xxh3_64_with_seed(record.id.as_str().as_bytes(), seed))),
+        None => Arc::new(InstanceCell::new(xxh3_64_with_seed(record.id.as_str().as_bytes(), seed), load)),
     }
 }
 
@@ -79,7 +101,5 @@ fn arrival(entry: &InstanceEntry, last: &ServiceView) -> Arrival {
 }
 
 fn before<'a>(record: &InstanceRecord, last: &'a ServiceView) -> Option<&'a InstanceEntry> {
-    let key = (&record.id, &record.owner);
-    let found = last.instances.binary_search_by(|entry| (&entry.record.id, &entry.record.owner).cmp(&key));
-    found.ok().map(|at| &last.instances[at])
+    last.instance(&record.owner, &record.id).map(|at| &last.instances[usize::from(at)])
 }

@@ -17,8 +17,8 @@ use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Locality, MAX_MEMBERS, Member, Near,
-    Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, key_hash,
+    Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Load, Locality, MAX_MEMBERS, Member,
+    Near, Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, hot, key_hash,
     near::{self, Range},
 };
 use crate::{
@@ -79,6 +79,11 @@ impl Builder {
         Self { rings: rings.clone(), ..self }
     }
 
+    /// Builds by other rules from now on; seed and bell stay, and so does what is known of instances.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.rules.replace(rules);
+    }
+
     /// The next snapshot. Over-limit services keep their last good view; the faults say which and why.
     pub fn build(&mut self, table: &CandidateTable, now: Mono) -> (Arc<Snapshot>, Vec<String>) {
         let born = *self.born.get_or_insert(now);
@@ -88,7 +93,7 @@ impl Builder {
             let policy = table.policies.get(name);
             let last = before.remove(name);
             let kept = match last {
-                Some(last) if last.is_of(&candidates, policy) => last,
+                Some(last) if last.is_of(&candidates, policy, self.rules.of(name)) => last,
                 last => {
                     let next = self.service(name, candidates, policy, last.as_ref(), Time { born, now });
                     if let Some(last) = last {
@@ -120,14 +125,18 @@ impl Builder {
         let last_view = last.map(|last| &*last.view);
         let compiled = policy.map(|policy| compiled(policy, last_view));
         let rules = self.rules.of(name).clone();
-        let mut instances = entries(&candidates, &self.locality, self.rules.seed, last_view);
+        let lanes = lane_names(compiled.as_deref(), candidates.iter().map(|candidate| &candidate.record.lane));
+        let loads = cells::loads(lanes.iter(), last_view);
+        loads.values().for_each(|load| load.want(rules.bounded_load.is_some()));
+        let mut instances = entries(&candidates, &self.locality, self.rules.seed, &loads, last_view);
         spare_the_last(&mut instances);
         if let Some(last) = last_view {
             cells::follow(&instances, last, &rules, time);
         }
-        let state = last_view.map(|last| last.state.clone()).unwrap_or_default();
+        let fresh = || Arc::new(ServiceState::new(self.rules.bell.clone()));
+        let state = last_view.map_or_else(fresh, |last| last.state.clone());
         let own = Own { rules, state };
-        let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view, &own.rules) {
+        let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view, (&own.rules, &loads)) {
             Ok(lanes) => (view(name, instances, compiled, lanes, own), None),
             Err((lane, fault)) => {
                 let until = if last.is_some() { "its last good view stays in force" } else { "it has no candidate" };
@@ -145,14 +154,14 @@ impl Builder {
         instances: &[InstanceEntry],
         policy: Option<&CompiledPolicy>,
         last: Option<&ServiceView>,
-        rules: &Routing,
+        own: (&Routing, &BTreeMap<Lane, Arc<Load>>),
     ) -> Result<Vec<LaneView>, (Lane, RingFault)> {
         let here = instances.iter().filter(|entry| entry.record.env == self.locality.env);
         let names = lane_names(policy, here.map(|entry| &entry.record.lane));
         if instances.len() > MAX_MEMBERS {
             return Err((Lane::stable(), RingFault::TooManyMembers(instances.len())));
         }
-        names.into_iter().map(|name| self.lane(name, instances, last, rules)).collect()
+        names.into_iter().map(|name| self.lane(name, instances, last, own)).collect()
     }
 
     fn lane(
@@ -160,7 +169,7 @@ impl Builder {
         name: Lane,
         instances: &[InstanceEntry],
         last: Option<&ServiceView>,
-        rules: &Routing,
+        (rules, loads): (&Routing, &BTreeMap<Lane, Arc<Load>>),
     ) -> Result<LaneView, (Lane, RingFault)> {
         let last = last.and_then(|view| view.lane(name.as_str()));
         let here = |entry: &InstanceEntry| entry.excluded.is_none() && entry.record.lane == name;
@@ -183,7 +192,9 @@ impl Builder {
         }
         let empty = ring.is_empty().then(|| why_empty(&name, instances));
         let had_one = empty.is_none() || last.is_some_and(|lane| lane.had_one);
-        Ok(LaneView { name, ring, members, near, empty, had_one })
+        let weight = ring.members().iter().map(|member| u32::from(member.weight)).sum();
+        let load = loads.get(&name).cloned().unwrap_or_default();
+        Ok(LaneView { name, ring, members, near, empty, weight, load, had_one })
     }
 
     /// The ring of some instances, and of every slot its index.
@@ -213,8 +224,10 @@ impl Builder {
 }
 
 impl Kept {
-    fn is_of(&self, candidates: &[&Candidate], policy: Option<&Arc<LanePolicy>>) -> bool {
-        self.policy.as_ref() == policy && self.candidates.iter().eq(candidates.iter().copied())
+    fn is_of(&self, candidates: &[&Candidate], policy: Option<&Arc<LanePolicy>>, rules: &Routing) -> bool {
+        *self.view.rules == *rules
+            && self.policy.as_ref() == policy
+            && self.candidates.iter().eq(candidates.iter().copied())
     }
 }
 
@@ -244,6 +257,7 @@ fn entries<'a>(
     candidates: &[&'a Candidate],
     locality: &Locality,
     seed: u64,
+    loads: &BTreeMap<Lane, Arc<Load>>,
     last: Option<&ServiceView>,
 ) -> Vec<InstanceEntry> {
     let mut claimed = None;
@@ -267,7 +281,7 @@ fn entries<'a>(
             owner: candidate.owner,
             stale: candidate.stale,
             excluded,
-            cell: cells::of(record, seed, last),
+            cell: cells::of(record, seed, loads.get(&record.lane), last),
         }
     };
     candidates.iter().map(entry).collect()
@@ -342,10 +356,8 @@ fn last_good(
     for name in lane_names(policy.as_deref(), []) {
         if let Err(at) = lanes.binary_search_by(|lane| lane.name.cmp(&name)) {
             let empty = Some(FallbackReason::Absent);
-            lanes.insert(
-                at,
-                LaneView { name, ring: nobody.clone(), members: Vec::new(), near: Vec::new(), empty, had_one: false },
-            );
+            let (ring, members, near, load) = (nobody.clone(), Vec::new(), Vec::new(), Arc::default());
+            lanes.insert(at, LaneView { name, ring, members, near, empty, weight: 0, load, had_one: false });
         }
     }
     view(name, instances, policy, lanes, own)
@@ -367,7 +379,8 @@ fn view(
     let lane_of = decided.iter().map(index).collect();
     let digest = digest(name, &instances, policy.as_deref(), &lanes);
     let Own { rules, state } = own;
-    ServiceView { name: name.clone(), instances, policy, lanes, digest, rules, state, lane_of }
+    let named = hot::named(&rules);
+    ServiceView { name: name.clone(), instances, policy, lanes, digest, rules, state, named, lane_of }
 }
 
 /// Texts are followed by a zero byte, which none of them contains, and lists by their length.

@@ -40,6 +40,27 @@ fn gossiped_facts_exclude_each_with_its_reason() {
     assert_eq!(ring(&snapshot, "stable").members().len(), 3);
 }
 
+/// Other rules hold from the next build on, also for a table that is the same; what is known of instances stays.
+#[test]
+fn rules_change_and_what_is_known_of_instances_stays() {
+    let mut builder = Builder::new(locality());
+    let table = fleet(4, 0);
+    let before = builder.build(&table, NOW).0;
+    let entry = |snapshot: &Snapshot| snapshot.service("orders").unwrap().instances[1].clone();
+    open_breaker(&entry(&before));
+    let other = Routing { retry_share: 0.5, bounded_load: Some(150), ..Routing::default() };
+    builder.set_rules(Rules::new(0, Arc::new(other.clone()), &BTreeMap::new()));
+    let after = builder.build(&table, NOW).0;
+    let (old, new) = (before.service("orders").unwrap(), after.service("orders").unwrap());
+    assert_eq!(*new.rules, other);
+    assert!(Arc::ptr_eq(&old.state, &new.state) && Arc::ptr_eq(&entry(&before).cell, &entry(&after).cell));
+    assert!(Arc::ptr_eq(&ring(&before, "stable"), &ring(&after, "stable")));
+    assert_eq!(entry(&after).cell.state(NOW, &new.rules), BreakerState::Open);
+    assert_eq!(after.digest, before.digest, "rules are this sidecar's own");
+    let same = builder.build(&table, NOW).0;
+    assert!(std::ptr::eq(same.service("orders").unwrap(), new), "and then nothing is built again");
+}
+
 /// M8: those who went with many others are tried only where nobody else is left.
 #[test]
 fn a_last_resort_serves_only_where_nobody_lives() {

@@ -25,6 +25,10 @@ use record::{Recent, Window};
 use serde::{Deserialize, Serialize};
 use word::{Phase, Word};
 
+use super::{
+    Load,
+    pace::{LANE_PART, OWN_PART, Pace},
+};
 use crate::{
     config::{Breaker, Routing},
     types::Mono,
@@ -35,6 +39,8 @@ use crate::{
 pub struct InstanceCell {
     word: Line<AtomicU64>,
     counts: Line<Counts>,
+    /// Of its lane.
+    load: Arc<Load>,
     /// Makes its open times differ from other sidecars' and other instances'.
     seed: u64,
 }
@@ -49,6 +55,9 @@ struct Counts {
     in_flight: AtomicU32,
     recent: AtomicU64,
     window: AtomicU64,
+    pace: Pace,
+    /// When it last answered anything, in milliseconds; 0: never.
+    heard: AtomicU64,
 }
 
 /// What a decision sees of an instance.
@@ -57,7 +66,10 @@ pub enum Look {
     /// Nothing speaks against it.
     Well,
     /// Its breaker is open, or a try is under way.
-    Shut,
+    Shut {
+        /// Other sidecars' signals opened it, not failures here.
+        signalled: bool,
+    },
     /// Its breaker has been open for long enough: one request may try it. `overdue`: nobody whose failure could be repaired has
     /// come for a while, so any request may.
     MayTry {
@@ -90,11 +102,14 @@ pub enum BreakerState {
     SlowStart,
     /// Should be open, but too much of the lane is kept away already.
     Held,
+    /// Kept away because other sidecars saw it fail.
+    Signalled,
 }
 
 impl BreakerState {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Closed, Self::Open, Self::HalfOpen, Self::Ramping, Self::SlowStart, Self::Held];
+    pub const ALL: [Self; 7] =
+        [Self::Closed, Self::Open, Self::HalfOpen, Self::Ramping, Self::SlowStart, Self::Held, Self::Signalled];
 
     /// As it is labelled.
     pub const fn as_str(self) -> &'static str {
@@ -105,6 +120,7 @@ impl BreakerState {
             Self::Ramping => "ramping",
             Self::SlowStart => "slow-start",
             Self::Held => "held",
+            Self::Signalled => "signalled",
         }
     }
 }
@@ -133,9 +149,14 @@ impl Drop for Place {
 }
 
 impl InstanceCell {
-    /// Of an instance on one sidecar; open times differ by `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self { seed, ..Self::default() }
+    /// Of an instance of a lane on one sidecar; open times differ by `seed`.
+    pub fn new(seed: u64, load: Arc<Load>) -> Self {
+        Self { seed, load, ..Self::default() }
+    }
+
+    /// Whether its requests count for that lane.
+    pub(super) fn is_of(&self, load: &Arc<Load>) -> bool {
+        Arc::ptr_eq(&self.load, load)
     }
 
     /// What a decision sees.
@@ -151,8 +172,9 @@ impl InstanceCell {
         match (word.phase, look(word, now, rules)) {
             (Phase::Closed, _) if word.held => BreakerState::Held,
             (_, Look::Well) => BreakerState::Closed,
-            (Phase::Open, Look::Shut) => BreakerState::Open,
-            (_, Look::Shut | Look::MayTry { .. }) => BreakerState::HalfOpen,
+            (Phase::Open, Look::Shut { signalled: true }) => BreakerState::Signalled,
+            (Phase::Open, Look::Shut { .. }) => BreakerState::Open,
+            (_, Look::Shut { .. } | Look::MayTry { .. }) => BreakerState::HalfOpen,
             (_, Look::Ramping { fresh: true, .. }) => BreakerState::SlowStart,
             (_, Look::Ramping { .. }) => BreakerState::Ramping,
         }
@@ -230,12 +252,13 @@ impl InstanceCell {
         false
     }
 
-    /// Opens the breaker, for results of that epoch; false when something else happened meanwhile.
-    pub(super) fn open(&self, epoch: u16, now: Mono, rules: &Routing) -> bool {
+    /// Opens the breaker, for results of that epoch, or because of other sidecars' signals; false when something else happened
+    /// meanwhile.
+    pub(super) fn open(&self, epoch: u16, signalled: bool, now: Mono, rules: &Routing) -> bool {
         let packed = self.word.0.load(Relaxed);
         let word = Word::unpack(packed);
         let opens = word.epoch == epoch && matches!(word.phase, Phase::Closed | Phase::Ramping);
-        let open = word.opened(self.seed, now, &rules.breaker).pack();
+        let open = Word { fresh: signalled, ..word.opened(self.seed, now, &rules.breaker) }.pack();
         opens && self.word.0.compare_exchange(packed, open, Relaxed, Relaxed).is_ok()
     }
 
@@ -246,6 +269,42 @@ impl InstanceCell {
             Some(Word { phase: Phase::Closed, held: true, ..word }.pack())
         };
         self.word.0.fetch_update(Relaxed, Relaxed, held).is_ok_and(|before| !Word::unpack(before).held)
+    }
+
+    /// What this sidecar saw of its last requests there, if one of them failed lately: how many it looked at, and how many of
+    /// those failed. Where the last ones all failed, only those: what went well before a fault says nothing about it.
+    pub(super) fn seen(&self, now: Mono, rules: &Routing) -> Option<(u16, u16)> {
+        let recent = Recent::unpack(self.counts.0.recent.load(Relaxed));
+        if rules.breaker.failures == 0 {
+            let window = Window::unpack(self.counts.0.window.load(Relaxed));
+            return recent.is_news(now).then(|| window.counts());
+        }
+        recent.seen(now, &rules.breaker)
+    }
+
+    /// Whether other sidecars' signals keep it away.
+    pub(super) fn is_signalled(&self) -> bool {
+        let word = Word::unpack(self.word.0.load(Relaxed));
+        matches!(word.phase, Phase::Open | Phase::Probing) && word.fresh
+    }
+
+    /// Whether it has answered several requests of the present window, and failed none.
+    pub(super) fn is_well(&self, now: Mono, rules: &Routing) -> bool {
+        let (total, failures) =
+            Window::unpack(self.counts.0.window.load(Relaxed)).at(now, rules.breaker.window).counts();
+        total >= 5 && failures == 0
+    }
+
+    /// Requests that went well there in a row, where that is counted: after failures, until they are forgiven.
+    pub(super) fn clean(&self) -> u16 {
+        let counted = Word::unpack(self.word.0.load(Relaxed)).level > 0;
+        if counted { Recent::unpack(self.counts.0.recent.load(Relaxed)).successes() } else { 0 }
+    }
+
+    /// An answer took so long: whether the instance has become `times` as slow as its lane.
+    pub(super) fn is_slow(&self, took: Duration, times: u32) -> bool {
+        let lane = self.load.pace.note(took, LANE_PART);
+        self.counts.0.pace.note(took, OWN_PART).is_slow(lane, times)
     }
 
     /// The epoch of results that count now.
@@ -274,6 +333,17 @@ impl InstanceCell {
         self.forget();
     }
 
+    /// A response's head came from it, whatever it says.
+    #[inline]
+    pub fn heard(&self, now: Mono) {
+        self.counts.0.heard.store(now.millis(), Relaxed);
+    }
+
+    /// When that was last.
+    pub fn last_heard(&self) -> Option<Mono> {
+        Some(self.counts.0.heard.load(Relaxed)).filter(|millis| *millis > 0).map(Mono::from_millis)
+    }
+
     /// Requests in flight from this sidecar.
     #[inline]
     pub fn in_flight(&self) -> u32 {
@@ -283,7 +353,7 @@ impl InstanceCell {
     /// Counts a request as in flight until the guard is dropped.
     pub fn enter(self: &Arc<Self>) -> InFlight {
         self.counts.0.in_flight.fetch_add(1, Relaxed);
-        InFlight { cell: self.clone() }
+        InFlight { cell: self.clone(), in_lane: self.load.enter() }
     }
 
     /// The try's answer: from open to ramping, with nothing on record.
@@ -318,6 +388,7 @@ impl InstanceCell {
     fn forget(&self) {
         self.counts.0.recent.store(0, Relaxed);
         self.counts.0.window.store(0, Relaxed);
+        self.counts.0.pace.forget();
     }
 
     fn update_recent(&self, change: impl Fn(Recent) -> Recent) -> Recent {
@@ -360,11 +431,16 @@ impl Ticket {
 #[derive(Debug)]
 pub struct InFlight {
     cell: Arc<InstanceCell>,
+    /// It is counted in the lane as well.
+    in_lane: bool,
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.cell.counts.0.in_flight.fetch_sub(1, Relaxed);
+        if self.in_lane {
+            self.cell.load.leave();
+        }
     }
 }
 
@@ -376,7 +452,7 @@ fn look(word: Word, now: Mono, rules: &Routing) -> Look {
             let length = if word.fresh { rules.slow_start } else { rules.breaker.ramp };
             word.ramp_share(now, length).map_or(Look::Well, |share| Look::Ramping { share, fresh: word.fresh })
         }
-        Phase::Open | Phase::Probing if word.is_shut(now) => Look::Shut,
+        Phase::Open | Phase::Probing if word.is_shut(now) => Look::Shut { signalled: word.fresh },
         Phase::Open | Phase::Probing => {
             let overdue = Mono::from_millis(word.at) + PATIENCE <= now;
             Look::MayTry { overdue }

@@ -41,6 +41,27 @@ impl Recent {
         Self { results, successes, failed: if results == 0 { 0 } else { self.failed } }
     }
 
+    /// Successes in a row, where they are counted.
+    pub(super) const fn successes(self) -> u16 {
+        self.successes
+    }
+
+    /// Whether it failed lately enough to be told to others.
+    pub(super) fn is_news(self, now: Mono) -> bool {
+        self.results != 0 && u64::from(sixteenths(now).wrapping_sub(self.failed)) <= NEWS_SIXTEENTHS
+    }
+
+    /// Results and failures among them, of those that failed in a row or else of the last `of`; `None` when nothing failed lately.
+    pub(super) fn seen(self, now: Mono, rules: &Breaker) -> Option<(u16, u16)> {
+        if !self.is_news(now) {
+            return None;
+        }
+        let in_a_row = self.results.trailing_ones() as u16;
+        let of = u16::from(rules.of.clamp(1, 16));
+        let failures = (self.results & (u16::MAX >> (16 - of))).count_ones() as u16;
+        if in_a_row >= 2 { Some((in_a_row, in_a_row)) } else { (failures > 0).then_some((of, failures)) }
+    }
+
     /// Whether `failures` of the last `of` are reached.
     pub(super) fn opens(self, rules: &Breaker) -> bool {
         let looked_at = self.results & (u16::MAX >> (16 - u32::from(rules.of.clamp(1, 16))));
@@ -77,17 +98,28 @@ impl Window {
         (self.slot as u64) << 40 | (self.total as u64) << 20 | self.failures as u64
     }
 
-    pub(super) fn with(self, failed: bool, now: Mono, length: Duration) -> Self {
+    /// As it stands at some time.
+    pub(super) fn at(self, now: Mono, length: Duration) -> Self {
         let slot = (now.millis() / u64::try_from(length.as_millis()).unwrap_or(u64::MAX).max(1)) as u32 & SLOT_MASK;
-        let kept = match slot.wrapping_sub(self.slot) & SLOT_MASK {
+        match slot.wrapping_sub(self.slot) & SLOT_MASK {
             0 => self,
             1 => Self { slot, total: self.total / 2, failures: self.failures / 2 },
             _ => Self { slot, total: 0, failures: 0 },
-        };
+        }
+    }
+
+    pub(super) fn with(self, failed: bool, now: Mono, length: Duration) -> Self {
+        let kept = self.at(now, length);
         if kept.total == COUNT_MASK {
             return Self { total: kept.total / 2, failures: kept.failures / 2, ..kept };
         }
-        Self { slot, total: kept.total + 1, failures: kept.failures + u32::from(failed) }
+        Self { total: kept.total + 1, failures: kept.failures + u32::from(failed), ..kept }
+    }
+
+    /// Results, and failures among them.
+    pub(super) fn counts(self) -> (u16, u16) {
+        let most = |count: u32| u16::try_from(count).unwrap_or(u16::MAX);
+        (most(self.total), most(self.failures))
     }
 
     /// Whether the share of failures is reached, by enough results.
@@ -105,6 +137,8 @@ fn sixteenths(at: Mono) -> u32 {
 
 const COUNT_MASK: u32 = (1 << 20) - 1;
 const SLOT_MASK: u32 = (1 << 24) - 1;
+/// Two seconds: what is older is no news for others.
+const NEWS_SIXTEENTHS: u64 = 32;
 /// Evidence for one halving of the open time.
 const SUCCESSES_PER_LEVEL: u16 = 50;
 

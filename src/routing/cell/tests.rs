@@ -13,7 +13,7 @@ fn rules() -> Routing {
 }
 
 fn cell() -> Arc<InstanceCell> {
-    Arc::new(InstanceCell::new(7))
+    Arc::new(InstanceCell::new(7, Arc::default()))
 }
 
 /// A request that fails at once; opens the breaker where that is due, as a lane without a floor would.
@@ -21,7 +21,7 @@ fn fail(cell: &Arc<InstanceCell>, ms: u64) {
     let Some(ticket) = cell.admit(at(ms), &rules()) else { return };
     let epoch = ticket.epoch();
     if cell.failed(ticket, at(ms), &rules()) {
-        cell.open(epoch, at(ms), &rules());
+        cell.open(epoch, false, at(ms), &rules());
     }
 }
 
@@ -49,7 +49,7 @@ fn three_failures_of_six_open_it_for_about_ten_seconds() {
         assert_eq!(cell.look(at(1_000), &rules()), Look::Well);
     }
     fail(&cell, 1_000);
-    assert_eq!(cell.look(at(1_000), &rules()), Look::Shut);
+    assert_eq!(cell.look(at(1_000), &rules()), Look::Shut { signalled: false });
     let until = cell.open_until(at(1_000)).unwrap().millis();
     assert!((9_000..=13_000).contains(&until), "{until}");
     assert!(cell.admit(at(until - 1), &rules()).is_none());
@@ -78,7 +78,7 @@ fn the_place_of_the_try_is_free_again_however_the_request_ends() {
         let ticket = cell.admit(at(until), &rules()).expect("the place is free");
         assert!(ticket.is_try());
         assert!(cell.admit(at(until), &rules()).is_none(), "one at a time");
-        assert_eq!(cell.look(at(until), &rules()), Look::Shut);
+        assert_eq!(cell.look(at(until), &rules()), Look::Shut { signalled: false });
         drop(ticket);
         assert_eq!(cell.look(at(until), &rules()), Look::MayTry { overdue: true });
     }
@@ -225,7 +225,7 @@ proptest! {
                 Event::Begin => {
                     if let Some(ticket) = cell.admit(at(now), &rules()) {
                         if ticket.is_try() {
-                            prop_assert_eq!(cell.look(at(now), &rules()), Look::Shut);
+                            prop_assert_eq!(cell.look(at(now), &rules()), Look::Shut { signalled: false });
                             prop_assert!(cell.admit(at(now), &rules()).is_none());
                         }
                         tickets.push(ticket);
@@ -237,7 +237,7 @@ proptest! {
                     match how {
                         0 => _ = cell.succeeded(ticket, at(now), &rules()),
                         1 => if cell.failed(ticket, at(now), &rules()) {
-                            cell.open(epoch, at(now), &rules());
+                            cell.open(epoch, false, at(now), &rules());
                         },
                         _ => drop(ticket),
                     }

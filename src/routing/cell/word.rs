@@ -32,7 +32,8 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Word {
     pub(super) phase: Phase,
-    /// The ramp is a new instance's slow start, not a return after failures.
+    /// Of a ramp: it is a new instance's slow start, not a return after failures. Of an open breaker: other sidecars' signals
+    /// opened it, not failures here.
     pub(super) fresh: bool,
     /// It should be open, but the floor of its lane keeps it.
     pub(super) held: bool,

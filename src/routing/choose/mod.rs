@@ -10,7 +10,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{InstanceEntry, LaneView, Look, MethodClass, ServiceView, Snapshot, admission_hash, key_hash};
+use super::{
+    InstanceEntry, LaneView, Look, MethodClass, ServiceView, Snapshot, admission_hash, hot, key_hash, load::Room,
+};
 use crate::{
     config::{Balance, Routing},
     lanes::{Entry, LaneDecision},
@@ -40,12 +42,18 @@ pub enum SkipReason {
     Doubtful,
     /// Its breaker is open: it failed a moment ago.
     BreakerOpen,
+    /// Other sidecars saw it fail a moment ago.
+    Signalled,
     /// Its breaker was open for long enough, and one request of its own keys is to try it first.
     HalfOpen,
     /// It works again; its keys come back little by little, and this one is not among them yet.
     Ramping,
     /// It is new; its keys come little by little, and this one is not among them yet.
     SlowStart,
+    /// It has more than its part of this sidecar's requests in flight (`bounded_load`).
+    Loaded,
+    /// It has as many of this sidecar's requests in flight as it may.
+    Full,
 }
 
 /// A candidate that the walk passed over.
@@ -102,6 +110,8 @@ pub enum FallbackReason {
     Sick,
     /// It has candidates that come back after it had none, and this key is not among theirs yet.
     Returning,
+    /// It has candidates, and all of them have as many of this sidecar's requests as they may.
+    Saturated,
 }
 
 impl FallbackReason {
@@ -113,6 +123,7 @@ impl FallbackReason {
             Self::Draining => "draining",
             Self::Sick => "sick",
             Self::Returning => "returning",
+            Self::Saturated => "saturated",
         }
     }
 }
@@ -134,6 +145,8 @@ pub struct Decision {
     pub skipped: SkippedList,
     /// Local state spoke against every candidate, none of them was even coming back, and the ring's owner was taken all the same.
     pub panic: bool,
+    /// Its key is spread over so many of the first in its failover order; 1 for an ordinary one.
+    pub spread: u8,
     /// Version of the snapshot.
     pub snapshot: u64,
 }
@@ -173,21 +186,23 @@ pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>,
         fallback: None,
         skipped: SkippedList::default(),
         panic: false,
+        spread: if by_load || key.is_none() { 1 } else { hot::spread(service, key_hash, now) },
         snapshot: snapshot.version,
     };
     let decided = service.decided_index(lane.lane);
     let lane = &service.lanes[usize::from(decided)];
     decision.fallback = lane.empty;
     if lane.empty.is_some() {
-        decision.served = fallback(service, decided, request.method);
+        decision.served = fallback(service, decided, lane.empty, request.method);
         if let Some(served) = decision.served {
-            walk(service, &service.lanes[usize::from(served)], request.method, now, &mut decision);
+            walk(service, &service.lanes[usize::from(served)], request, now, &mut decision);
         }
         return decision;
     }
     decision.served = Some(decided);
-    if walk(service, lane, request.method, now, &mut decision) == Found::LastResort {
-        leave(service, decided, request.method, now, &mut decision);
+    let found = walk(service, lane, request, now, &mut decision);
+    if found != Found::Well {
+        leave(service, decided, found, request, now, &mut decision);
     }
     if by_load {
         lighter(service, request, now, &mut decision);
@@ -203,7 +218,7 @@ fn lighter(service: &ServiceView, request: &Request<'_>, now: Mono, decision: &m
     };
     let key_hash = key_hash(&request.random.rotate_left(32).wrapping_add(1).to_le_bytes());
     let mut other = Decision { key_hash, skipped: SkippedList::default(), ..*decision };
-    if walk(service, lane, request.method, now, &mut other) != Found::Well {
+    if walk(service, lane, request, now, &mut other) != Found::Well {
         return;
     }
     let load = |decision: &Decision| {
@@ -219,14 +234,23 @@ fn lighter(service: &ServiceView, request: &Request<'_>, now: Mono, decision: &m
 /// Nobody in the decided lane is well. Where its rule for empty lanes allows it, and somebody in the lane in its place is, the
 /// request is served there. `stable` is never left for this: its floor keeps half of it in use.
 #[cold]
-fn leave(service: &ServiceView, decided: u16, method: MethodClass, now: Mono, decision: &mut Decision) {
-    if !service.may_be_left(&service.lanes[usize::from(decided)].name) {
+fn leave(service: &ServiceView, decided: u16, found: Found, request: &Request<'_>, now: Mono, decision: &mut Decision) {
+    let lane = &service.lanes[usize::from(decided)].name;
+    let may = match found {
+        Found::Full => service.rules.fallback.saturated && !lane.is_stable(),
+        Found::Well | Found::LastResort => service.may_be_left(lane),
+    };
+    let why = match found {
+        Found::Full => FallbackReason::Saturated,
+        _ if decision.panic => FallbackReason::Sick,
+        _ => FallbackReason::Returning,
+    };
+    if !may {
         return;
     }
-    let Some(other) = fallback(service, decided, method) else { return };
-    let why = if decision.panic { FallbackReason::Sick } else { FallbackReason::Returning };
+    let Some(other) = fallback(service, decided, Some(why), request.method) else { return };
     let mut there = Decision { served: Some(other), fallback: Some(why), panic: false, ..*decision };
-    if walk(service, &service.lanes[usize::from(other)], method, now, &mut there) == Found::Well {
+    if walk(service, &service.lanes[usize::from(other)], request, now, &mut there) == Found::Well {
         *decision = there;
     }
 }
@@ -238,6 +262,7 @@ pub(super) struct Asking {
     /// The candidate is the key's owner and the request may be the one that tries it: its failure can be repaired elsewhere, or
     /// nobody better has come.
     pub(super) may_try: MayTry,
+    pub(super) room: Room,
     pub(super) now: Mono,
 }
 
@@ -257,7 +282,7 @@ pub(super) fn skip_reason(entry: &InstanceEntry, rules: &Routing, asking: Asking
         return Some(SkipReason::Doubtful);
     }
     match entry.cell.look(asking.now, rules) {
-        Look::Well => None,
+        Look::Well => asking.room.speaks_against(entry),
         look => breaker_reason(entry, look, asking),
     }
 }
@@ -266,14 +291,16 @@ pub(super) fn skip_reason(entry: &InstanceEntry, rules: &Routing, asking: Asking
 fn breaker_reason(entry: &InstanceEntry, look: Look, asking: Asking) -> Option<SkipReason> {
     match look {
         Look::Well => None,
-        Look::Shut => Some(SkipReason::BreakerOpen),
+        Look::Shut { signalled: false } => Some(SkipReason::BreakerOpen),
+        Look::Shut { signalled: true } => Some(SkipReason::Signalled),
         Look::MayTry { overdue } => {
             let tries = asking.may_try == MayTry::Yes || (overdue && asking.may_try == MayTry::Overdue);
             (!tries).then_some(SkipReason::HalfOpen)
         }
         Look::Ramping { share, fresh } => {
             let waits = admission_hash(asking.key_hash, &entry.record.id) > share;
-            waits.then_some(if fresh { SkipReason::SlowStart } else { SkipReason::Ramping })
+            let slowly = waits.then_some(if fresh { SkipReason::SlowStart } else { SkipReason::Ramping });
+            slowly.or_else(|| asking.room.speaks_against(entry))
         }
     }
 }
@@ -291,12 +318,12 @@ fn decide_lane(service: &ServiceView, request: &Request<'_>) -> LaneDecision {
 /// The lane that serves in place of an empty one (REQUIREMENTS L7): `stable`, and from there the policy's other lanes in name
 /// order where it says that they may serve for `stable`. While a policy is off, they may not.
 #[cold]
-fn fallback(service: &ServiceView, decided: u16, method: MethodClass) -> Option<u16> {
+fn fallback(service: &ServiceView, decided: u16, why: Option<FallbackReason>, method: MethodClass) -> Option<u16> {
     let policy = service.policy.as_ref().map(|compiled| &compiled.policy);
     let rule = policy.map_or_else(EmptyLaneRule::default, |policy| policy.empty);
     let by_method = if method == MethodClass::Safe { rule.safe } else { rule.unsafe_methods };
     let fails = by_method == EmptyLane::Fail && !Planted::UnsafeFallsBack.is_on();
-    if fails || !leaves_for(service, decided) {
+    if fails || !leaves_for(service, why) {
         return None;
     }
     let (stable, others) = service.lane_of.split_first()?;
@@ -311,43 +338,87 @@ fn fallback(service: &ServiceView, decided: u16, method: MethodClass) -> Option<
 /// Whom a walk found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
-    /// A candidate that nothing speaks against.
+    /// A candidate that nothing speaks against, or only that it has more than its part to do.
     Well,
+    /// Some are well, and all of those are full.
+    Full,
     /// One that something speaks against, for want of another; or none at all.
     LastResort,
 }
 
 /// Whether this sidecar's rules have requests leave a lane for what it is short of.
-fn leaves_for(service: &ServiceView, lane: u16) -> bool {
+fn leaves_for(service: &ServiceView, why: Option<FallbackReason>) -> bool {
     let on = &service.rules.fallback;
-    match service.lanes[usize::from(lane)].empty {
+    match why {
         Some(FallbackReason::Absent) => on.absent,
         Some(FallbackReason::Unhealthy) => on.unhealthy,
         Some(FallbackReason::Draining) => on.draining,
+        Some(FallbackReason::Saturated) => on.saturated,
         Some(FallbackReason::Sick | FallbackReason::Returning) | None => on.sick,
     }
 }
 
 #[inline]
-fn walk(service: &ServiceView, lane: &LaneView, method: MethodClass, now: Mono, decision: &mut Decision) -> Found {
-    let may_try = if method == MethodClass::Other { MayTry::Overdue } else { MayTry::Yes };
-    let mut asking = Asking { key_hash: decision.key_hash, may_try, now };
-    let mut coming_back = None;
+fn walk(service: &ServiceView, lane: &LaneView, request: &Request<'_>, now: Mono, decision: &mut Decision) -> Found {
+    let may_try = if request.method == MethodClass::Other { MayTry::Overdue } else { MayTry::Yes };
+    let room = Room::of(lane, &service.rules);
+    let mut asking = Asking { key_hash: decision.key_hash, may_try, room, now };
+    let mut resorts = Resorts::default();
+    let mut before = if decision.spread > 1 { hot::pick(request, decision.spread) } else { 0 };
     for instance in lane.order(decision.key_hash) {
-        let Some(why) = skip_reason(&service.instances[usize::from(instance)], &service.rules, asking) else {
-            decision.instance = Some(instance);
-            return Found::Well;
-        };
-        decision.skipped.push(Skipped { instance, why });
-        if matches!(why, SkipReason::Ramping | SkipReason::SlowStart) {
-            coming_back = coming_back.or(Some(instance));
+        match skip_reason(&service.instances[usize::from(instance)], &service.rules, asking) {
+            None if before == 0 => {
+                decision.instance = Some(instance);
+                return Found::Well;
+            }
+            // Of a key that is spread: another request's.
+            None => {
+                before -= 1;
+                resorts.well = resorts.well.or(Some(instance));
+            }
+            Some(why) => {
+                decision.skipped.push(Skipped { instance, why });
+                resorts.note(instance, why);
+            }
         }
         // Only its own keys try an instance: others would move to it and back.
         asking.may_try = MayTry::No;
     }
-    decision.instance = coming_back.or_else(|| lane.order(decision.key_hash).next());
-    decision.panic = decision.instance.is_some() && coming_back.is_none();
-    Found::LastResort
+    resorts.settle(lane, decision)
+}
+
+/// What a walk that found nobody falls back on: the first of each kind.
+#[derive(Debug, Default)]
+struct Resorts {
+    /// Well, but another request's of the same key.
+    well: Option<u16>,
+    loaded: Option<u16>,
+    full: Option<u16>,
+    coming_back: Option<u16>,
+}
+
+impl Resorts {
+    fn note(&mut self, instance: u16, why: SkipReason) {
+        let place = match why {
+            SkipReason::Loaded => &mut self.loaded,
+            SkipReason::Full => &mut self.full,
+            SkipReason::Ramping | SkipReason::SlowStart => &mut self.coming_back,
+            SkipReason::Doubtful | SkipReason::BreakerOpen | SkipReason::Signalled | SkipReason::HalfOpen => return,
+        };
+        *place = place.or(Some(instance));
+    }
+
+    #[cold]
+    fn settle(self, lane: &LaneView, decision: &mut Decision) -> Found {
+        let well = self.well.or(self.loaded);
+        decision.instance = well.or(self.full).or(self.coming_back).or_else(|| lane.order(decision.key_hash).next());
+        decision.panic = decision.instance.is_some() && well.or(self.full).or(self.coming_back).is_none();
+        match (well, self.full) {
+            (Some(_), _) => Found::Well,
+            (None, Some(_)) => Found::Full,
+            (None, None) => Found::LastResort,
+        }
+    }
 }
 
 /// Skipped candidates that a decision names; more are counted.

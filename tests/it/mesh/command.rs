@@ -14,8 +14,10 @@ use crate::support::{
 };
 
 /// Every command that asks a sidecar, with arguments that make sense.
-const COMMANDS: [&[&str]; 15] = [
+const COMMANDS: [&[&str]; 17] = [
     &["members"],
+    &["members", "why", "orders-1"],
+    &["members", "--compare"],
     &["services"],
     &["instances"],
     &["route", "orders", "--key", "u1"],
@@ -55,6 +57,7 @@ fn every_command_ends_and_says_how() {
         (&["route", "nosuch", "--key", "u1"][..], 4),
         (&["instances", "set", "nosuch", "--weight", "5"], 4),
         (&["policy", "show", "nosuch"], 4),
+        (&["members", "why", "nosuch"], 4),
         (&["policy", "set", "orders", "--canary", "99%"], 1),
         (&["policy", "set", "orders", "--canary", "101%"], 2),
         (&["nosuch"], 2),

@@ -6,6 +6,7 @@
 mod chaos;
 mod command;
 mod files;
+mod hosts;
 mod instances;
 mod names;
 mod networks;
@@ -13,5 +14,6 @@ mod orders;
 mod reload;
 mod restart;
 mod rolling;
+mod signals;
 mod together;
 mod traffic;

@@ -46,9 +46,9 @@ fn a_mesh_on_ipv6() {
 }
 
 /// Two network namespaces joined by a cable; removed when dropped.
-struct Namespaces {
-    names: [String; 2],
-    links: [String; 2],
+pub(super) struct Namespaces {
+    pub(super) names: [String; 2],
+    pub(super) links: [String; 2],
 }
 
 pub(super) fn ip(arguments: &str) {
@@ -57,10 +57,11 @@ pub(super) fn ip(arguments: &str) {
 }
 
 impl Namespaces {
-    fn new() -> Self {
+    /// `tag`, one letter, keeps apart those of tests that run at the same time.
+    pub(super) fn new(tag: char) -> Self {
         let pid = std::process::id();
-        let names = ["a", "b"].map(|side| format!("lm{pid}{side}"));
-        let links = ["a", "b"].map(|side| format!("lmv{pid}{side}"));
+        let names = ["a", "b"].map(|side| format!("lm{pid}{tag}{side}"));
+        let links = ["a", "b"].map(|side| format!("lv{pid}{tag}{side}"));
         let made = Self { names, links };
         for name in &made.names {
             ip(&format!("netns add {name}"));
@@ -82,7 +83,7 @@ impl Namespaces {
     }
 
     /// Runs something inside; sockets, processes and threads that it makes stay there.
-    fn inside<T: Send>(&self, at: usize, what: impl FnOnce() -> T + Send) -> T {
+    pub(super) fn inside<T: Send>(&self, at: usize, what: impl FnOnce() -> T + Send) -> T {
         inside(&self.names[at], what)
     }
 }
@@ -109,12 +110,12 @@ impl Drop for Namespaces {
     }
 }
 
-fn address(at: usize) -> IpAddr {
+pub(super) fn address(at: usize) -> IpAddr {
     format!("10.231.77.{}", at + 1).parse().unwrap()
 }
 
 /// A pod on one side, its application beside it; its proxy gives up on silence soon.
-fn pod(mesh: &Mesh, name: &str, at: usize, seeds: &[SocketAddr]) -> Pod {
+pub(super) fn pod(mesh: &Mesh, name: &str, at: usize, seeds: &[SocketAddr]) -> Pod {
     let mut pod = mesh.pod(name, &["orders"]);
     let addr = SocketAddr::new(address(at), 0);
     let app = App::on(addr, name, "v1");
@@ -129,7 +130,7 @@ fn pod(mesh: &Mesh, name: &str, at: usize, seeds: &[SocketAddr]) -> Pod {
 }
 
 /// Whether a node sees all of these alive, and routes to them.
-fn sees(pod: &Pod, count: usize) -> bool {
+pub(super) fn sees(pod: &Pod, count: usize) -> bool {
     pod.candidates("orders").len() == count && pod.members().values().filter(|state| *state == "alive").count() == count
 }
 
@@ -144,7 +145,7 @@ fn a_pulled_cable_and_a_partition_that_heals() {
         );
     }
     ip("netns del lanemesh-probe");
-    let world = Namespaces::new();
+    let world = Namespaces::new('p');
     let mesh = Mesh::new("prod");
     let mut here: Vec<Pod> = Vec::new();
     world.inside(0, || {

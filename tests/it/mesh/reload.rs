@@ -74,6 +74,10 @@ fn a_hangup_puts_the_file_in_force_without_a_restart() {
         text[..text.rfind("[[instance]]").unwrap()].to_owned()
     });
     everywhere("withdrawn", &pods, |pod| !pod.candidates("orders").contains("extra"));
+    // What an editor or a full disk cut short is no wish to withdraw everything.
+    let said = reload(&pods[0], |_| String::new());
+    assert!(said.contains("stays"), "{said}");
+    assert!(pods[1].candidates("orders").contains("orders-1"));
     assert_eq!(pods[0].pid(), pid);
     assert_eq!(pods[0].instances()["orders-1"]["record"]["generation"], pods[0].get("/v1/info")["generation"]);
 }

@@ -251,6 +251,90 @@ fn timeouts_have_their_own_status_and_reason() {
     let response = proxy.ask("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
     assert_eq!(response.status, 504);
     assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+    // What the caller was too impatient for is not the operator's setting, and what nobody can read is not passed on.
+    let hurried = proxy.ask("GET / HTTP/1.1\r\nHost: orders\r\nx-request-timeout: 120\r\n\r\n");
+    assert_eq!((hurried.status, hurried.header("x-lanemesh-error")), (504, Some("deadline")));
+}
+
+#[test]
+fn a_client_that_stalls_in_its_upload_is_not_held_against_the_instance() {
+    let ups = [Upstream::ok("ok"), Upstream::ok("ok")];
+    let proxy = Fixture::with(&[Instance::new("o0", ups[0].addr), Instance::new("o1", ups[1].addr)], &[], |config| {
+        config.proxy.timeouts.per_try = Duration::from_millis(200);
+        config.proxy.timeouts.total = Duration::from_millis(600);
+        config.proxy.timeouts.idle = Duration::from_millis(900);
+    });
+    let key = key_of(&proxy, "o0");
+    let head = format!("POST / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\nTransfer-Encoding: chunked\r\n\r\n");
+    // A pause longer than a try, and longer than all tries.
+    let mut slow = proxy.client();
+    slow.send(format!("{head}5\r\nhello\r\n"));
+    thread::sleep(Duration::from_millis(700));
+    slow.send("5\r\nworld\r\n0\r\n\r\n");
+    assert_eq!(slow.response(false).status, 200);
+    let mut stalled: Vec<_> = (0..8).map(|_| proxy.client()).collect();
+    for client in &mut stalled {
+        client.send(format!("{head}5\r\nhello\r\n"));
+    }
+    for client in &mut stalled {
+        let response = client.response(false);
+        assert_eq!((response.status, response.header("x-lanemesh-error")), (408, Some("request_timeout")));
+    }
+    assert_eq!(proxy.get(&key).header("x-lanemesh-instance"), Some("o0"), "its breaker stayed closed");
+}
+
+#[test]
+fn a_post_does_not_race_with_the_close_of_an_idle_connection() {
+    // It closes 150 ms after each answer, and what comes in between is lost.
+    let up = Upstream::start(|_, _| vec![Act::ok("ok"), Act::Pause(Duration::from_millis(150)), Act::Close]);
+    let proxy = Fixture::new(&[Instance::new("o0", up.addr)]);
+    let mut client = proxy.client();
+    for n in 0..3 {
+        assert_eq!(client.ask(POST).status, 200);
+        eventually("closed", || up.closed() == n + 1);
+    }
+    for n in 0..20 {
+        assert_eq!(client.ask(POST).status, 200, "{n}");
+        thread::sleep(Duration::from_millis(140));
+    }
+    assert_eq!(up.seen().len(), 23, "each once");
+}
+
+#[test]
+fn the_head_of_a_slow_answer_is_not_withheld() {
+    let up = Upstream::start(|_, _| {
+        vec![
+            Act::send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na"),
+            Act::Pause(Duration::from_secs(3)),
+            Act::send("b"),
+        ]
+    });
+    let proxy = Fixture::new(&[Instance::new("o0", up.addr)]);
+    let mut client = proxy.client();
+    let began = Instant::now();
+    client.send("GET / HTTP/1.1\r\nHost: orders\r\n\r\n");
+    client.until("the head", |bytes| bytes.ends_with(b"a"));
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
+#[test]
+fn the_callers_time_limit_is_passed_on_as_this_proxy_keeps_it() {
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::with(&[Instance::new("o1", up.addr)], &[], |config| {
+        config.proxy.timeouts.total = Duration::from_secs(6);
+    });
+    let seen = |limit: &str| {
+        let ask = format!("GET / HTTP/1.1\r\nHost: orders\r\nx-request-timeout: {limit}\r\n\r\n");
+        assert_eq!(proxy.ask(ask).status, 200);
+        up.seen().pop().unwrap().values("x-request-timeout").first().map(|left| left.parse::<u64>().unwrap())
+    };
+    for (limit, most) in [("60000", 6_000), ("99999999999999999999", 6_000), ("2s", 2_000), ("1500", 1_500)] {
+        let left = seen(limit).unwrap();
+        assert!((most - 500..=most).contains(&left), "{limit}: {left}");
+    }
+    for nonsense in ["abc", "-5", "1h"] {
+        assert_eq!(seen(nonsense), None, "{nonsense}");
+    }
 }
 
 #[test]

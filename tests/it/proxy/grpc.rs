@@ -57,6 +57,35 @@ fn an_applications_own_status_is_its_answer() {
     assert_eq!(up.seen().len(), 1);
 }
 
+/// A call that ends with a code that counts is a failure of its instance, whether its status stands in the head or in trailers;
+/// others, and calls whose messages have begun, are none (REQUIREMENTS R5).
+#[test]
+fn how_calls_end_feeds_the_breaker() {
+    let status =
+        |code: &'static str| fields(&[(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", code)]);
+    let in_trailers =
+        |body: &str| Reply::ok(body).field("content-type", "application/grpc").trailers(&[("grpc-status", "13")]);
+    for (opens, up) in [
+        (1.0, H2Up::answering(move |_| Reply { fields: status("14"), ..Reply::default() })),
+        (1.0, H2Up::answering(move |_| in_trailers(""))),
+        (0.0, H2Up::answering(move |_| Reply { fields: status("5"), ..Reply::default() })),
+        (0.0, H2Up::answering(move |_| in_trailers("some"))),
+    ] {
+        let well = H2Up::answering(|_| {
+            Reply::ok("fine").field("content-type", "application/grpc").trailers(&[("grpc-status", "0")])
+        });
+        let instances =
+            [("o1", up.addr), ("o2", well.addr)].map(|(id, addr)| Instance::new(id, addr).protocol(Protocol::Grpc));
+        let proxy = Fixture::new(&instances);
+        let key = (0..).map(|n| format!("u{n}")).find(|key| proxy.order(key)[0] == "o1").unwrap();
+        for _ in 0..3 {
+            proxy.h2().ask(1, &call(&[("x-user-id", &key)]), "question");
+        }
+        eventually("counted", || proxy.metric("lanemesh_requests_total", &["instance=\"o1\""]) == 3.0);
+        assert_eq!(proxy.metric("lanemesh_breaker_opened_total", &[]), opens);
+    }
+}
+
 #[test]
 fn each_message_arrives_before_the_next_is_sent() {
     // A conversation: either side says its next word only after it has heard the other's.
@@ -121,7 +150,7 @@ fn c54_errors_are_statuses() {
     assert_status(&client.ask(7, &to("tcp", &[]), "x"), "12", "protocol_not_supported");
     let began = Instant::now();
     let late = client.ask(9, &to("orders", &[("grpc-timeout", "100m")]), "x");
-    assert_status(&late, "4", "upstream_timeout");
+    assert_status(&late, "4", "deadline");
     assert!((80..2_000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
     // A client that does not speak gRPC gets statuses of its own.
     let mut rest = to("refusing", &[]);

@@ -323,6 +323,8 @@ fn a_connection_closed_while_idle_is_nobodys_error() {
         if let Some(seen) = h2::next_request(conn, number) {
             log.lock().unwrap().push(seen.clone());
             conn.ok(seen.stream, "ok");
+            // Even with something to read before the end, the end is noticed.
+            conn.frame(0xfa, 0, 0, b"of a type that nobody knows");
         }
     });
     let proxy = h2c(&up);

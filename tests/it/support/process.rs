@@ -86,16 +86,24 @@ pub fn said(output: &Output) -> String {
 pub struct Mesh {
     pub dir: tempfile::TempDir,
     ca: PathBuf,
+    /// Environment of the commands that issue certificates.
+    env: Vec<(String, String)>,
 }
 
 impl Mesh {
     /// A new authority for a mesh of this name.
     pub fn new(name: &str) -> Self {
+        Self::with(name, Vec::new())
+    }
+
+    /// The same, made by commands with this environment.
+    pub fn with(name: &str, env: Vec<(String, String)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ca = dir.path().join("ca");
-        let made = run(["ca", "init", "--mesh", name, "--dir", ca.to_str().unwrap()]);
+        let mut make = lanemesh(["ca", "init", "--mesh", name, "--dir", ca.to_str().unwrap()]);
+        let made = make.envs(env.iter().cloned()).output().unwrap();
         assert!(made.status.success(), "{}", said(&made));
-        Self { dir, ca }
+        Self { dir, ca, env }
     }
 
     /// A pod whose certificate lists these services; nothing runs yet.
@@ -121,7 +129,7 @@ impl Mesh {
         for service in services {
             arguments.extend(["--service", service]);
         }
-        let issued = run(arguments);
+        let issued = lanemesh(arguments).envs(self.env.iter().cloned()).output().unwrap();
         assert!(issued.status.success(), "{}", said(&issued));
     }
 
@@ -231,6 +239,8 @@ pub struct Pod {
     pub gossip: SocketAddr,
     /// Further flags of `run`.
     pub flags: Vec<String>,
+    /// Environment of the process.
+    pub env: Vec<(String, String)>,
     instances: String,
     child: Option<Child>,
     bound: Option<Bound>,
@@ -245,6 +255,7 @@ impl Pod {
             seeds: Vec::new(),
             gossip: SocketAddr::new(own_address(), 0),
             flags: Vec::new(),
+            env: Vec::new(),
             instances: String::new(),
             child: None,
             bound: None,
@@ -297,6 +308,7 @@ impl Pod {
         let arguments = self.arguments();
         let mut command = lanemesh(&arguments);
         let file = |name| File::options().create(true).append(true).open(self.dir.join(name)).unwrap();
+        command.envs(self.env.iter().cloned());
         let child = command.stdout(file("access-log")).stderr(file("log")).spawn();
         self.child = Some(child.expect("the binary can be started"));
     }

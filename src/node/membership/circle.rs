@@ -1,0 +1,231 @@
+//! Whom a node keeps in touch with where the mesh is larger than its pool of connections.
+//!
+//! Up to `contacts` members everybody probes everybody in turn, over connections that stay open. In a larger mesh that would
+//! be a cold handshake a second and node, and the pool would turn over for ever. There each member has a few fixed
+//! *watchers*: the members that are nearest to it by a hash of the pair. A node probes only those it watches, and talks
+//! (gossip, controls, syncs) to its *contacts*: those it watches and those that watch it. As random as the hash, this graph
+//! joins everybody in three or four steps, and a member that comes or goes changes only the few edges at its own place.
+//!
+//! Everybody computes the same watchers for the same members, so whom to ask about a suspect is known without a word: its
+//! watchers, who have a connection with it.
+//!
+//! The pair's hash is the same from both ends. That makes it cheap: this node watches X as long as fewer than `watchers`
+//! others are nearer to X than it is, and that number is kept up to date by one pass over the members for each that comes or
+//! goes.
+
+use super::roster::{ME, Roster, Slot, mix};
+
+/// The part of a roster that is about contacts.
+pub(super) struct Circle {
+    /// More others than these are a large mesh.
+    most: usize,
+    watchers: usize,
+    large: bool,
+    /// Who is watched may have changed.
+    stirred: bool,
+    /// Who is in touch may have changed.
+    stale: bool,
+    contacts: Vec<Slot>,
+}
+
+impl Circle {
+    /// `most` members are kept in touch with directly; above, each has so many watchers.
+    pub(super) fn new(most: usize, watchers: usize) -> Self {
+        Self { most, watchers, large: false, stirred: false, stale: true, contacts: Vec::new() }
+    }
+}
+
+impl Roster {
+    /// Whether there are too many others to be in touch with all of them.
+    pub(super) fn is_large(&self) -> bool {
+        self.circle.large
+    }
+
+    /// Whether this node probes a member.
+    pub(super) fn is_watched(&self, slot: Slot) -> bool {
+        !self.circle.large || (self.get(slot).nearer as usize) < self.circle.watchers
+    }
+
+    /// Whether somebody's watchers may have changed since this was last asked.
+    pub(super) fn take_stirred(&mut self) -> bool {
+        std::mem::take(&mut self.circle.stirred)
+    }
+
+    /// Those that this node talks to: all others that are active in a small mesh.
+    pub(super) fn contacts(&mut self) -> &[Slot] {
+        if !self.circle.large {
+            return &self.active;
+        }
+        if std::mem::take(&mut self.circle.stale) {
+            let mut contacts = self.watchers_of(ME);
+            contacts.extend(self.active.iter().filter(|slot| self.is_watched(**slot)));
+            contacts.sort_unstable();
+            contacts.dedup();
+            self.circle.contacts = contacts;
+        }
+        &self.circle.contacts
+    }
+
+    /// The members nearest to one, this node perhaps among them: who watches it in a large mesh.
+    pub(super) fn watchers_of(&self, about: Slot) -> Vec<Slot> {
+        let target = self.get(about).hash;
+        let others = self.active.iter().copied().chain([ME]).filter(|slot| *slot != about);
+        let mut all: Vec<(u64, Slot)> = others.map(|slot| (tie(target, self.get(slot).hash), slot)).collect();
+        let count = self.circle.watchers.min(all.len());
+        if count == 0 {
+            return Vec::new();
+        }
+        all.select_nth_unstable(count - 1);
+        all.truncate(count);
+        all.into_iter().map(|(_, slot)| slot).collect()
+    }
+
+    /// A member is active now.
+    pub(super) fn came(&mut self, slot: Slot) {
+        let large = self.active.len() > self.circle.most;
+        if large && self.circle.large {
+            self.count(slot, true);
+        } else if large {
+            self.count_all();
+        }
+        self.stir(large);
+    }
+
+    /// A member is active no longer.
+    pub(super) fn went(&mut self, slot: Slot) {
+        let large = self.active.len() > self.circle.most;
+        if large {
+            self.count(slot, false);
+        }
+        self.stir(large);
+    }
+
+    fn stir(&mut self, large: bool) {
+        self.circle.stirred |= large || self.circle.large;
+        (self.circle.large, self.circle.stale) = (large, true);
+    }
+
+    /// Counts one in or out of everybody's distances to this node, and its own anew.
+    fn count(&mut self, slot: Slot, came: bool) {
+        let (me, hash) = (self.get(ME).hash, self.get(slot).hash);
+        let own = tie(me, hash);
+        let mut nearer = 0;
+        for at in 0..self.active.len() {
+            let other = self.active[at];
+            if other == slot {
+                continue;
+            }
+            let member = self.get_mut(other);
+            let apart = tie(member.hash, hash);
+            nearer += u32::from(apart < own);
+            if apart < tie(me, member.hash) {
+                member.nearer = if came { member.nearer + 1 } else { member.nearer - 1 };
+            }
+        }
+        self.get_mut(slot).nearer = nearer;
+    }
+
+    fn count_all(&mut self) {
+        let me = self.get(ME).hash;
+        let hashes: Vec<u64> = self.active.iter().map(|slot| self.get(*slot).hash).collect();
+        for at in 0..self.active.len() {
+            let (hash, own) = (hashes[at], tie(me, hashes[at]));
+            // Its hash with itself is no distance.
+            let nearer = hashes.iter().enumerate().filter(|(other, apart)| *other != at && tie(hash, **apart) < own);
+            let nearer = nearer.count() as u32;
+            let slot = self.active[at];
+            self.get_mut(slot).nearer = nearer;
+        }
+    }
+}
+
+/// How far apart two members are; the same from both ends.
+fn tie(a: u64, b: u64) -> u64 {
+    mix(a.min(b), a.max(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::types::{MemberState, Mono, NodeId};
+
+    fn name(at: usize) -> NodeId {
+        NodeId::new(&format!("n{at}")).unwrap()
+    }
+
+    /// A roster of `me` that knows all of these.
+    fn roster(me: usize, all: impl IntoIterator<Item = usize>, most: usize, watchers: usize) -> Roster {
+        let mut roster = Roster::new(name(me), 1, Mono::ZERO, Circle::new(most, watchers));
+        for other in all.into_iter().filter(|other| *other != me) {
+            roster.add(name(other), 1, 0, Mono::ZERO);
+        }
+        roster
+    }
+
+    fn watched(roster: &Roster) -> BTreeSet<NodeId> {
+        let all = roster.iter().filter(|(slot, member)| member.is_active() && roster.is_watched(*slot));
+        all.map(|(_, member)| member.name.clone()).collect()
+    }
+
+    proptest! {
+        /// However members come and go, a node watches those to which it belongs to the nearest, and nobody else.
+        #[test]
+        fn who_is_watched_follows_from_who_is_there(changes in prop::collection::vec((1usize..24, any::<bool>()), 1..80)) {
+            let mut kept = roster(0, 0..1, 6, 3);
+            let mut there = BTreeSet::new();
+            for (at, comes) in changes {
+                let slot = kept.slot(&name(at));
+                match (comes, slot) {
+                    (true, None) => drop(kept.add(name(at), 1, 0, Mono::ZERO)),
+                    (true, Some(slot)) => drop(kept.set_state(slot, MemberState::Alive, Mono::ZERO)),
+                    (false, Some(slot)) if at % 2 == 0 => kept.remove(slot),
+                    (false, Some(slot)) => drop(kept.set_state(slot, MemberState::Down, Mono::ZERO)),
+                    (false, None) => {}
+                }
+                if comes { there.insert(at); } else { there.remove(&at); }
+                let fresh = roster(0, there.iter().copied(), 6, 3);
+                prop_assert_eq!(watched(&kept), watched(&fresh));
+                prop_assert_eq!(kept.is_large(), there.len() > 6);
+                if kept.is_large() {
+                    let mine = |slot: &Slot| fresh.watchers_of(*slot).contains(&ME);
+                    let by_hand = fresh.iter().filter(|(slot, _)| mine(slot)).map(|(_, member)| member.name.clone());
+                    prop_assert_eq!(watched(&fresh), by_hand.collect());
+                }
+            }
+        }
+    }
+
+    /// Nobody is left out, nobody has too much to do, and what one says reaches everybody in a few steps.
+    #[test]
+    fn a_large_mesh_is_watched_evenly_and_hangs_together() {
+        const ALL: usize = 400;
+        let mut graph: Vec<Vec<usize>> = Vec::new();
+        let mut watchers = vec![0; ALL];
+        let number = |name: &NodeId| name.as_str()[1..].parse::<usize>().unwrap();
+        for me in 0..ALL {
+            let mut roster = roster(me, 0..ALL, 64, 16);
+            for name in watched(&roster) {
+                watchers[number(&name)] += 1;
+            }
+            let contacts = roster.contacts().to_vec();
+            graph.push(contacts.iter().map(|slot| number(&roster.get(*slot).name)).collect());
+        }
+        assert!(watchers.iter().all(|count| *count == 16), "each has its watchers");
+        let degrees: Vec<usize> = graph.iter().map(Vec::len).collect();
+        assert!(degrees.iter().all(|degree| (16..64).contains(degree)), "{:?}", degrees.iter().max());
+        for (me, contacts) in graph.iter().enumerate() {
+            assert!(contacts.iter().all(|other| graph[*other].contains(&me)), "both ends call it a contact");
+        }
+        let mut reached = BTreeSet::from([0]);
+        let mut steps = 0;
+        while reached.len() < ALL {
+            reached = reached.iter().flat_map(|at| graph[*at].iter().copied().chain([*at])).collect();
+            steps += 1;
+            assert!(steps <= 4, "{} reached", reached.len());
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Slow instances: with `breaker_slow` an instance whose answers take that many times what its lane's usually take is kept away
+//! like one that fails.
+//!
+//! What is usual is a running median: every answer moves it by a fixed part towards itself, whatever it took, so that a few very slow
+//! ones, or one instance of many, hardly count. Frugal streaming (Ma, Muthukrishnan, Sandler 2013) with steps in proportion.
+//! Times are up to the response's head. Off unless asked for: where keys differ much in what they cost, an instance can be slow for
+//! its keys' sake.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+/// A running median, and of how many.
+#[derive(Debug, Default)]
+pub(super) struct Pace(AtomicU64);
+
+/// What a pace says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Usual {
+    answers: u32,
+    micros: u32,
+}
+
+impl Pace {
+    /// An answer took so long; `part`: by which part of itself the median moves.
+    pub(super) fn note(&self, took: Duration, part: u32) -> Usual {
+        let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).max(1);
+        let mut after = Usual { answers: 0, micros: 0 };
+        let always = self.0.fetch_update(Relaxed, Relaxed, |word| {
+            let (answers, micros) = ((word >> 32) as u32, word as u32);
+            let step = (micros / part).max(1);
+            let micros = match micros {
+                0 => took,
+                micros if took > micros => micros.saturating_add(step),
+                micros if took < micros => micros.saturating_sub(step).max(1),
+                micros => micros,
+            };
+            after = Usual { answers: answers.saturating_add(1), micros };
+            Some(u64::from(after.answers) << 32 | u64::from(after.micros))
+        });
+        debug_assert!(always.is_ok(), "the closure never refuses");
+        after
+    }
+
+    pub(super) fn forget(&self) {
+        self.0.store(0, Relaxed);
+    }
+}
+
+impl Usual {
+    /// Whether one instance's is `times` as long as its lane's, by enough answers and by more than a moment.
+    pub(super) fn is_slow(self, lane: Self, times: u32) -> bool {
+        let enough = self.answers >= ENOUGH && lane.answers >= ENOUGH;
+        enough
+            && u64::from(self.micros) >= u64::from(lane.micros) * u64::from(times)
+            && self.micros.saturating_sub(lane.micros) >= A_MOMENT_MICROS
+    }
+}
+
+/// Answers that say something.
+const ENOUGH: u32 = 24;
+/// Five milliseconds: less is nobody's concern.
+const A_MOMENT_MICROS: u32 = 5_000;
+/// By which part of itself an instance's median moves with an answer, and its lane's.
+pub(super) const OWN_PART: u32 = 8;
+/// See [`OWN_PART`].
+pub(super) const LANE_PART: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        config::{Breaker, Routing},
+        routing::{Attempts, AttemptsConfig, Builder, MethodClass, Outcome, Rules, Snapshot, Step, choose, testing::*},
+        types::Mono,
+    };
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    proptest! {
+        /// Wherever it starts, it comes to lie among the middle half, and one answer in ten that takes an hour changes little.
+        #[test]
+        fn it_finds_the_middle(first in 1_u64..10_000_000, low in 1_000_u64..50_000, outliers in any::<bool>()) {
+            let pace = Pace::default();
+            pace.note(Duration::from_micros(first), LANE_PART);
+            let mut usual = 0;
+            for n in 0..2_000_u64 {
+                let took = if outliers && n % 10 == 0 { 3_600_000_000 } else { low + n * 7_919 % low };
+                usual = pace.note(Duration::from_micros(took), LANE_PART).micros;
+            }
+            prop_assert!((low - low / 10..=2 * low + low / 10).contains(&u64::from(usual)), "{} of {}", usual, low);
+        }
+    }
+
+    fn snapshot(slow: Option<u32>) -> Arc<Snapshot> {
+        let breaker = Breaker { slow, ..Routing::default().breaker };
+        let rules = Rules::new(0, Arc::new(Routing { breaker, ..Routing::default() }), &BTreeMap::new());
+        Builder::with(locality(), rules).build(&fleet(10, 0), NOW).0
+    }
+
+    /// Requests of many users; those to a1 take `slow`, all others 3 ms. How many went to a1.
+    fn play(snapshot: &Snapshot, slow: Duration, requests: u32, from: Mono) -> u32 {
+        let service = snapshot.service("orders").unwrap();
+        let config = AttemptsConfig { max_retries: 0, per_try: ms(1_000), total: ms(3_000) };
+        let mut count = 0;
+        for n in 0..requests {
+            let now = from + ms(u64::from(n));
+            let subject = format!("u{}", n % 500);
+            let decision = choose(snapshot, service, &get(&subject), now);
+            let mut attempts = Attempts::new(&decision, MethodClass::Safe, true, config, now);
+            let Step::Try { instance, .. } = attempts.next(service, now) else { panic!("a try") };
+            let is_slow = service.instances[usize::from(instance)].record.id.as_str() == "a1";
+            count += u32::from(is_slow);
+            attempts.ended(Outcome::Answered(200), service, now + if is_slow { slow } else { ms(3) });
+        }
+        count
+    }
+
+    #[test]
+    fn one_that_is_ten_times_as_slow_is_kept_away_and_tried_again() {
+        let snapshot = snapshot(Some(4));
+        let before = play(&snapshot, ms(3), 2_000, NOW);
+        assert!(before > 100, "{before}");
+        assert!(play(&snapshot, ms(30), 3_000, NOW + ms(2_000)) < 50, "a few answers are enough");
+        let service = snapshot.service("orders").unwrap();
+        assert_eq!(service.state.breakers().opened, 1);
+        // It is well again: one answer, the ramp, and everybody is back.
+        play(&snapshot, ms(3), 40_000, NOW + ms(20_000));
+        assert_eq!(play(&snapshot, ms(3), 2_000, NOW + ms(62_000)), before);
+        assert_eq!(service.state.breakers().opened, 1);
+    }
+
+    #[test]
+    fn not_unless_it_is_asked_for_and_not_for_a_moment() {
+        let off = snapshot(None);
+        assert!(play(&off, ms(30), 3_000, NOW) > 150);
+        let little = snapshot(Some(2));
+        assert!(play(&little, ms(7), 3_000, NOW) > 150, "4 ms more are nobody's concern");
+    }
+}

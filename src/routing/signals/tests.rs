@@ -1,0 +1,201 @@
+//! Who is believed, who is not, and what follows.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use super::*;
+use crate::routing::{BreakerState, Builder, Rules, testing::*};
+
+fn node(name: &str) -> NodeId {
+    NodeId::new(name).unwrap()
+}
+
+fn saw(instance: &str, attempts: u16, failures: u16) -> Observation {
+    let service = ServiceName::new("orders").unwrap();
+    let (owner, instance) = (node(&format!("node-{instance}")), InstanceId::new(instance).unwrap());
+    Observation { service, owner, instance, attempts, failures }
+}
+
+fn signal(observer: &str, seen: Vec<Observation>) -> Signal {
+    Signal { observer: node(observer), generation: 1, number: 1, seen }
+}
+
+fn state(snapshot: &Snapshot, id: &str) -> BreakerState {
+    let service = snapshot.service("orders").unwrap();
+    let entry = service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap();
+    entry.cell.state(NOW, &service.rules)
+}
+
+fn fail(snapshot: &Snapshot, id: &str, times: usize, now: Mono) {
+    let service = snapshot.service("orders").unwrap();
+    let entry = service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap();
+    for _ in 0..times {
+        entry.cell.failed(entry.cell.force(), now, &service.rules);
+    }
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[test]
+fn two_observers_together_keep_an_instance_away_and_one_alone_does_not() {
+    let snapshot = built(&fleet(5, 0));
+    let mut signals = Signals::new(node("me"));
+    for _ in 0..5 {
+        assert!(signals.hear(signal("x", vec![saw("a1", 6, 6)]), &snapshot, NOW).is_empty());
+    }
+    assert_eq!(state(&snapshot, "a1"), BreakerState::Closed, "one alone");
+    signals.hear(signal("y", vec![saw("a1", 2, 2)]), &snapshot, NOW + ms(100));
+    assert_eq!(state(&snapshot, "a1"), BreakerState::Signalled);
+    assert_eq!(state(&snapshot, "a2"), BreakerState::Closed);
+    let report = signals.report(&snapshot, NOW + ms(200));
+    assert_eq!((report.doubts.len(), report.doubts[0].failures, report.doubts[0].observers.len()), (1, 8, 2));
+    assert!(report.observers.iter().all(|observer| observer.standing == Standing::Agreed));
+    let text = report.to_string();
+    assert!(text.contains("kept away  a1 of orders for 0 s: 8 of 8 failed, seen by x, y"), "{text}");
+}
+
+#[test]
+fn own_failures_count_as_one_observers() {
+    let snapshot = built(&fleet(5, 0));
+    let mut signals = Signals::new(node("me"));
+    signals.hear(signal("x", vec![saw("a1", 2, 2)]), &snapshot, NOW);
+    fail(&snapshot, "a1", 2, NOW);
+    let (told, _) = signals.tell(&snapshot, NOW);
+    assert_eq!(told, vec![saw("a1", 2, 2)]);
+    assert_eq!(state(&snapshot, "a1"), BreakerState::Signalled);
+    assert_eq!(signals.tell(&snapshot, NOW).0, vec![], "what others know is not told again");
+}
+
+#[test]
+fn too_little_too_old_or_too_mixed_keeps_nobody_away() {
+    for (first, second, later) in [
+        (saw("a1", 6, 1), saw("a1", 6, 1), 0),
+        (saw("a1", 6, 2), saw("a1", 6, 2), 0),
+        (saw("a1", 2, 2), saw("a2", 2, 2), 0),
+        (saw("a1", 3, 3), saw("a1", 3, 3), 5_001),
+    ] {
+        let snapshot = built(&fleet(5, 0));
+        let mut signals = Signals::new(node("me"));
+        signals.hear(signal("x", vec![first]), &snapshot, NOW);
+        signals.hear(signal("y", vec![second]), &snapshot, NOW + ms(later));
+        assert_eq!((signals.counts().doubted, signals.counts().heard), (0, 2));
+    }
+}
+
+#[test]
+fn who_accuses_most_of_a_lane_is_not_believed_and_is_reported() {
+    let snapshot = built(&fleet(4, 0));
+    let mut signals = Signals::new(node("me"));
+    let most = || vec![saw("a0", 6, 6), saw("a1", 6, 6), saw("a2", 6, 6)];
+    let remarks = signals.hear(signal("x", most()), &snapshot, NOW);
+    assert!(remarks.len() == 1 && remarks[0].contains("`x` says that most instances of `orders`"), "{remarks:?}");
+    assert!(signals.hear(signal("x", most()), &snapshot, NOW).is_empty(), "once a minute");
+    signals.hear(signal("y", vec![saw("a0", 6, 6)]), &snapshot, NOW);
+    assert_eq!(signals.counts().doubted, 0);
+    assert_eq!(signals.report(&snapshot, NOW).observers[0].standing, Standing::AccusesMost);
+}
+
+#[test]
+fn a_sidecar_where_most_of_a_lane_fails_says_nothing() {
+    let snapshot = built(&fleet(3, 0));
+    let mut signals = Signals::new(node("me"));
+    fail(&snapshot, "a0", 3, NOW);
+    assert_eq!(signals.tell(&snapshot, NOW).0.len(), 1);
+    fail(&snapshot, "a1", 3, NOW);
+    let (told, remarks) = signals.tell(&snapshot, NOW);
+    assert_eq!((told, remarks.len(), signals.counts().withheld), (vec![], 1, 2));
+}
+
+/// However many observers: the floor of the lane is kept.
+#[test]
+fn the_floor_is_kept() {
+    let snapshot = built(&fleet(4, 0));
+    let mut signals = Signals::new(node("me"));
+    for id in ["a0", "a1", "a2", "a3"] {
+        for observer in ["x", "y", "z"] {
+            signals.hear(signal(&format!("{observer}-{id}"), vec![saw(id, 6, 6)]), &snapshot, NOW);
+        }
+    }
+    assert_eq!(signals.counts().doubted, 2);
+}
+
+/// Two liars keep an instance away once; when it has come back and answers, they are proved wrong, and in the end nobody listens.
+#[test]
+fn liars_are_found_out() {
+    let snapshot = built(&fleet(4, 0));
+    let service = snapshot.service("orders").unwrap();
+    let cell = &service.instances[1].cell;
+    let mut signals = Signals::new(node("me"));
+    let mut now = NOW;
+    let mut lie = |now: Mono| {
+        let said = ["x", "y"].map(|liar| signals.hear(signal(liar, vec![saw("a1", 6, 6)]), &snapshot, now));
+        (said.concat(), signals.counts())
+    };
+    assert_eq!(lie(now).1.doubted, 1);
+    now = now + ms(12_500);
+    let ticket = cell.admit(now, &service.rules).expect("one may try it");
+    assert!(cell.succeeded(ticket, now, &service.rules));
+    for _ in 0..5 {
+        cell.succeeded(cell.force(), now, &service.rules);
+    }
+    let mut remarks = Vec::new();
+    for _ in 0..3 {
+        now = now + ms(6_000);
+        let (said, counts) = lie(now);
+        assert_eq!(counts.doubted, 1, "it answers here");
+        remarks.extend(said);
+    }
+    assert!(remarks.len() == 2 && remarks[0].contains("is not believed for 5 minutes"), "{remarks:?}");
+    cell.renew();
+    assert_eq!(lie(now).1.doubted, 1, "nor when nothing else speaks for the instance");
+    assert_eq!(signals.report(&snapshot, now).observers[0].standing, Standing::Discredited);
+}
+
+#[test]
+fn a_lone_observer_of_what_answers_here_is_reported_when_its_word_runs_out() {
+    let snapshot = built(&fleet(3, 0));
+    let service = snapshot.service("orders").unwrap();
+    let mut signals = Signals::new(node("me"));
+    signals.hear(signal("x", vec![saw("a1", 6, 6)]), &snapshot, NOW);
+    let later = NOW + ms(5_100);
+    assert!(signals.tidy(&snapshot, later).is_empty(), "who has not been there can't tell");
+    signals.hear(signal("x", vec![saw("a1", 6, 6)]), &snapshot, later);
+    let later = later + ms(5_100);
+    for _ in 0..5 {
+        service.instances[1].cell.succeeded(service.instances[1].cell.force(), later, &service.rules);
+    }
+    let remarks = signals.tidy(&snapshot, later);
+    assert!(remarks.len() == 1 && remarks[0].contains("`x` alone sees `a1`"), "{remarks:?}");
+}
+
+#[test]
+fn switched_off_it_neither_tells_nor_believes() {
+    let routing = Routing { signals: false, ..Routing::default() };
+    let rules = Rules::new(0, Arc::new(routing), &BTreeMap::new());
+    let (snapshot, _) = Builder::with(locality(), rules).build(&fleet(4, 0), NOW);
+    let mut signals = Signals::new(node("me"));
+    for who in ["x", "y"] {
+        signals.hear(signal(who, vec![saw("a1", 6, 6)]), &snapshot, NOW);
+    }
+    fail(&snapshot, "a2", 3, NOW);
+    assert_eq!((signals.counts().doubted, signals.tell(&snapshot, NOW).0.len()), (0, 0));
+}
+
+#[test]
+fn the_bell_wakes_once_until_it_is_answered() {
+    let woken = Arc::new(AtomicUsize::new(0));
+    let count = woken.clone();
+    let bell = Bell::new(move || {
+        count.fetch_add(1, Relaxed);
+    });
+    assert!(!bell.answer());
+    bell.ring();
+    bell.ring();
+    assert!(bell.answer() && !bell.answer());
+    bell.ring();
+    assert_eq!(woken.load(Relaxed), 2);
+}
