@@ -141,7 +141,7 @@ impl Proxy {
     }
 
     fn nginx(instances: &Instances, workers: usize) -> Option<Self> {
-        let (http1, http2) = (free_port(), free_port());
+        let http1 = free_port();
         let servers = |to: &[SocketAddr]| {
             to.iter().fold(String::new(), |mut text, addr| {
                 let _ = write!(text, " server {addr};");
@@ -151,18 +151,15 @@ impl Proxy {
         let config = format!(
             "{}http {{ access_log off; keepalive_requests 100000000; keepalive_timeout 300s; {TEMPORARY}\n\
              upstream up1 {{ hash $http_x_user_id consistent;{} keepalive 256; keepalive_requests 100000000; }}\n\
-             upstream up2 {{ hash $http_x_user_id consistent;{} keepalive 256; keepalive_requests 100000000; }}\n\
              server {{ listen {http1} backlog=4096; location / {{ proxy_pass http://up1; proxy_http_version 1.1; \
              proxy_set_header Connection \"\"; proxy_set_header Host $http_host; \
-             proxy_next_upstream error timeout http_502 http_503; }} }}\n\
-             server {{ listen {http2} http2 backlog=4096; location / {{ grpc_pass grpc://up2; }} }} }}\n",
+             proxy_next_upstream error timeout http_502 http_503; }} }} }}\n",
             nginx_head(workers),
-            servers(&instances.http1),
-            servers(&instances.http2)
+            servers(&instances.http1)
         );
         let running = Running::start(http1, instances.nginx("nginx", &config))?;
-        let other = running.other(http2);
-        Some(Self::new("nginx", "nginx: median latency", running, Some(other)))
+        // Its grpc_pass takes the early answers of these instances, which are nginx too, for errors.
+        Some(Self::new("nginx", "nginx: median latency", running, None))
     }
 
     fn envoy(instances: &Instances, workers: usize) -> Option<Self> {

@@ -39,7 +39,9 @@ use crate::{
 const MOST_IDLE: usize = 256;
 /// Largest response head, and with it the largest piece of a body that is read at a time: what a client does not take stays in
 /// memory, so a stalled one must not hold much.
-pub(super) const MAX_RESPONSE_HEAD: usize = 64 * 1024;
+///
+/// A little more than 64 KiB: bodies of that size come with their head in one piece.
+pub(super) const MAX_RESPONSE_HEAD: usize = 96 * 1024;
 
 /// One connection to an instance.
 pub(super) struct Link {
