@@ -293,6 +293,21 @@ impl Running {
     }
 }
 
+impl Drop for Running {
+    /// Workers of a master that is killed would live on.
+    fn drop(&mut self) {
+        if let Some(master) = self.process.take() {
+            let workers: Vec<u32> = tree(self.pid).into_iter().skip(1).collect();
+            // First, or it would start others in their place.
+            drop(master);
+            for pid in workers.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
+                // One that has ended by itself needs no killing.
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+            }
+        }
+    }
+}
+
 /// nginx with answers of fixed sizes on four ports, and on four more a gRPC-like answer over HTTP/2.
 struct Instances {
     http1: Vec<SocketAddr>,
