@@ -12,6 +12,8 @@
 mod buffer;
 mod chunks;
 mod date;
+#[cfg(fuzzing)]
+pub(super) mod fuzzed;
 mod relay;
 mod request;
 mod response;
