@@ -61,7 +61,7 @@ async fn reach(
     }
     let view = flight.view.clone();
     let unknown = || Refusal { reason: Reason::UnknownService, detail: shown(wanted.as_str()) };
-    let service = view.service(wanted.as_str(), &worker.rules, &worker.config.subject).ok_or_else(unknown)?;
+    let service = view.service(wanted.as_str()).ok_or_else(unknown)?;
     flight.service = Some(service.clone());
     let routed = service.view(&view).ok_or_else(unknown)?;
     let decision = decide(worker, flight, &service, routed, &parts.headers);

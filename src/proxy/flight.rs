@@ -23,8 +23,8 @@ pub(super) struct Flight {
     pub(super) client: Rc<Client>,
     begun: Mono,
     pub(super) random: u64,
-    method: Method,
-    uri: Uri,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
     /// The client speaks HTTP/2.
     pub(super) http2: bool,
     /// It is a gRPC call.
