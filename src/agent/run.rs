@@ -16,6 +16,7 @@ use super::{
     handle::{Ask, Handle},
     metrics::MeshMetrics,
     post::{self, ForPeople, ForShell},
+    questions::Questions,
     seeds,
     signals::Telling,
     views,
@@ -128,6 +129,7 @@ pub struct Agent {
     /// Own instances whose id another living member announces as well, as last said.
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
     pub(super) comparison: Option<Comparison>,
+    pub(super) questions: Questions,
     /// The highest generation that the writer has been given; told when it is on disk.
     written: watch::Sender<u64>,
     writing: u64,
@@ -170,6 +172,7 @@ impl Agent {
             state: config.state,
             twins: BTreeMap::new(),
             comparison: None,
+            questions: Questions::default(),
             written: watch::Sender::new(0),
             writing: 0,
             builder,
@@ -232,6 +235,7 @@ impl Agent {
             self.carry_out();
             self.note_ready();
             self.compare_on();
+            self.questions_on();
             self.say_goodbye();
         }
     }
@@ -252,8 +256,8 @@ impl Agent {
         let timers = [self.node.poll_timeout(), self.telling.due()].into_iter().flatten();
         let due = timers.fold(self.observe_at, Mono::min).since(self.clock.mono());
         let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
-        let compared = self.comparison.as_ref().map(|comparison| comparison.until);
-        [goodbye, compared].into_iter().flatten().fold(now + due, Ord::min)
+        let compared = self.comparison.as_ref().map(|comparison| comparison.survey.until);
+        [goodbye, compared, self.questions.until()].into_iter().flatten().fold(now + due, Ord::min)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -284,6 +288,7 @@ impl Agent {
     }
 
     fn net_event(&mut self, event: NetEvent) {
+        let Some(event) = self.question_or(event) else { return };
         match post::input(event) {
             Ok(input) => self.feed(input),
             Err(ForPeople::NameClaimed { addr }) => self.event(Event::NameClaimed { addr }),

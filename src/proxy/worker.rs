@@ -378,8 +378,7 @@ impl Worker {
             max_connections: files::connections(config.proxy.max_connections),
             h2_pool: self.h2_pool.clone(),
             snapshots: RefCell::new(snapshots),
-            // What was resolved of the view so far followed the old rules.
-            view: RefCell::new(Rc::new(View::new(self.view().snapshot.clone()))),
+            view: RefCell::new(self.view()),
             random: Cell::new(self.random()),
             clients: self.clients.clone(),
             next_client: self.next_client.clone(),

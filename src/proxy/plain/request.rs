@@ -18,8 +18,10 @@ use super::super::{
     headers::{Kind, X_ATTEMPT, X_HOPS, add_line, is_plain_token, kind},
     target::{Wanted, of_host},
 };
+use crate::lanes;
 
 /// A whole plain head.
+#[derive(Debug)]
 pub(super) struct Head<'a> {
     pub(super) method: &'a str,
     /// Path and query.
@@ -35,6 +37,20 @@ pub(super) struct Head<'a> {
     pub(super) size: usize,
     /// The client wants the connection closed.
     pub(super) closes: bool,
+}
+
+impl lanes::Head for Head<'_> {
+    fn method(&self) -> &str {
+        self.method
+    }
+
+    fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    fn values<'a>(&'a self, name: &str, each: &mut dyn FnMut(&'a [u8])) {
+        self.headers.iter().filter(|line| line.name.eq_ignore_ascii_case(name)).for_each(|line| each(line.value));
+    }
 }
 
 /// What the bytes of a client begin with.

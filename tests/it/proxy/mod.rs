@@ -13,5 +13,6 @@ mod limits;
 mod matrix;
 mod observe;
 mod plain;
+mod rules;
 mod upgrade;
 mod wire;

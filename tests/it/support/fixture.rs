@@ -150,6 +150,7 @@ impl Fixture {
             env: Env::new("prod").unwrap(),
             region: Region::new("r1").unwrap(),
             zone: Zone::new("z1").unwrap(),
+            tags: BTreeMap::new(),
         };
         let log = tempfile::tempdir().unwrap();
         let access_log = AccessLog {
