@@ -74,6 +74,7 @@ impl Agent {
                 drop(back.send(self.known_service(&service).and_then(|()| roll(&mut self.node))));
             }
             Ask::Health(id, health) => self.node.set_health(now, &id, health),
+            Ask::Load(id, load) => self.node.set_load(now, &id, load),
             Ask::Signals(back) => drop(back.send(self.signals())),
             Ask::Rules(rules) => self.builder.set_rules(rules),
             Ask::Shutdown => self.drain_for_shutdown(),

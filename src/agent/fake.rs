@@ -226,6 +226,7 @@ impl Fake {
             Ask::Signals(back) => drop(back.send(signals())),
             Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
+            Ask::Load(id, load) => told.note(format!("load {id} {load:?}")),
             Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
                 told.note("leave".into());
@@ -369,6 +370,7 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         capacity: None,
         updated_at: Wall(1_764_475_200_000),
         removed: false,
+        load: None,
     };
     InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None }
 }

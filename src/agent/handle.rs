@@ -193,6 +193,7 @@ pub(super) enum Ask {
     SetPolicy(ServiceName, PolicyChange, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
+    Load(InstanceId, Option<f64>),
     Shutdown,
     Signals(oneshot::Sender<SignalsReport>),
     Rules(Rules),
@@ -323,6 +324,11 @@ impl Handle {
     /// A check changed an instance's health.
     pub async fn health(&self, id: InstanceId, health: Health) -> Result<(), CommandError> {
         self.asks.send(Ask::Health(id, health)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// A check measured how busy an instance is (1.0: as much as it can do), or it says nothing of that any more.
+    pub async fn load(&self, id: InstanceId, load: Option<f64>) -> Result<(), CommandError> {
+        self.asks.send(Ask::Load(id, load)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// Takes everything out of rotation because the process ends; not kept over a restart.
