@@ -36,7 +36,9 @@ impl Agent {
             Ask::Members(back) => drop(back.send(self.members())),
             Ask::Member(node, back) => drop(back.send(self.member(&node))),
             Ask::Compare(back) => self.compare(back),
-            Ask::Mesh(question, back) => self.ask_mesh(&question, back),
+            Ask::Mesh(question, back) => self.ask_mesh(*question, back),
+            Ask::Observe(order, back) => self.observe_mesh(order, back),
+            Ask::Observed(back) => drop(back.send(self.observed.list(self.clock.mono()))),
             Ask::Instances(back) => drop(back.send(self.instances())),
             Ask::Info(back) => {
                 // Whoever asks before everything is bound hears that nobody answers.
