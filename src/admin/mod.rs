@@ -172,6 +172,7 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/v1/mesh-route/{service}", get(read::mesh_route))
         .route("/v1/ring/{service}", get(read::ring))
         .route("/v1/signals", get(read::signals))
+        .route("/v1/observe", get(read::observed).merge(order(post(write::observe))))
         .route("/v1/drain", order(post(write::drain)))
         .route("/v1/undrain", order(post(write::undrain)))
         .route("/v1/rollback/{service}", order(post(write::rollback)))

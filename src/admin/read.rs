@@ -19,6 +19,7 @@ use crate::{
     lanes::PlainHead,
     node::PeerView,
     routing::{Explanation, MeshAnswer, Question, RingReport, ServiceView, SignalsReport, Snapshot},
+    telemetry::ObservedSubject,
     types::{InstanceId, Lane, MemberState, NodeId, ServiceName},
 };
 
@@ -227,6 +228,11 @@ pub(super) async fn signals(State(state): State<AdminState>) -> Answer<SignalsRe
     Ok(Json(state.handle.signals().await?))
 }
 
+/// `GET /v1/observe`: subjects under observation.
+pub(super) async fn observed(State(state): State<AdminState>) -> Answer<Vec<ObservedSubject>> {
+    Ok(Json(state.handle.observed().await?))
+}
+
 /// Names that are no names get 400.
 pub(super) fn parsed<T>(name: Result<T, crate::types::NameError>) -> Result<T, Problem> {
     name.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))
@@ -288,6 +294,7 @@ lanemesh admin API. Reads (GET), JSON:
   /v1/mesh-route/{service}       the same of every node, and in what they differ
   /v1/ring/{service}             how the keys spread over instances
   /v1/signals                    what sidecars see fail, and what follows here
+  /v1/observe                    subjects whose requests are all logged
   /metrics                       OpenMetrics text
   /health                        200: this process answers
   /ready                         200: ready; 503: what it waits for
@@ -300,5 +307,6 @@ Orders (JSON body, `authorization: Bearer <token>`):
   POST   /v1/undrain               {\"ids\": [...]}
   PATCH  /v1/policies/{service}    change its lane policy, mesh-wide
   POST   /v1/rollback/{service}    {\"reason\": \"\"}: everybody to stable, mesh-wide
+  POST   /v1/observe               {\"subject\": \"u1\", \"for_ms\": 600000}: log all its requests, mesh-wide
   POST   /v1/leave                 say goodbye to the mesh
 ";

@@ -36,7 +36,9 @@ impl Agent {
             Ask::Members(back) => drop(back.send(self.members())),
             Ask::Member(node, back) => drop(back.send(self.member(&node))),
             Ask::Compare(back) => self.compare(back),
-            Ask::Mesh(question, back) => self.ask_mesh(&question, back),
+            Ask::Mesh(question, back) => self.ask_mesh(*question, back),
+            Ask::Observe(order, back) => self.observe_mesh(order, back),
+            Ask::Observed(back) => drop(back.send(self.observed.list(self.clock.mono()))),
             Ask::Instances(back) => drop(back.send(self.instances())),
             Ask::Info(back) => {
                 // Whoever asks before everything is bound hears that nobody answers.
@@ -74,6 +76,7 @@ impl Agent {
                 drop(back.send(self.known_service(&service).and_then(|()| roll(&mut self.node))));
             }
             Ask::Health(id, health) => self.node.set_health(now, &id, health),
+            Ask::Load(id, load) => self.node.set_load(now, &id, load),
             Ask::Signals(back) => drop(back.send(self.signals())),
             Ask::Rules(rules) => self.builder.set_rules(rules),
             Ask::Shutdown => self.drain_for_shutdown(),

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
 use super::{
-    CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyChange, PolicyInfo,
+    CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyChange, PolicyInfo,
     handle::Ask,
 };
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
         Builder, Candidate, CandidateTable, DoubtReport, Explanation, Locality, MeshAnswer, NodeAnswer, ObserverReport,
         Question, SignalsReport, SkipReason, SkippedInstance, Snapshot, Standing,
     },
+    telemetry::ObservedSubject,
     types::{
         Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId, Observation,
         PolicyVersion, ServiceName, Wall,
@@ -155,6 +156,15 @@ impl Fake {
                 drop(back.send(info.map(|info| MemberStory { info, story: story() })));
             }
             Ask::Compare(back) => drop(back.send(views())),
+            Ask::Observe(order, back) => {
+                told.note(format!("observe {} for {} ms by {}", order.subject, order.for_ms, order.by));
+                let silent = NodeDone { node: name("n2"), fault: Some("no answer within 3.5 s".into()) };
+                drop(back.send(Ok(vec![NodeDone { node: name("n1"), fault: None }, silent])));
+            }
+            Ask::Observed(back) => {
+                let subject = ObservedSubject { subject: "u7".into(), left_ms: 59_001, by: "ann".into() };
+                drop(back.send(vec![subject]));
+            }
             Ask::Mesh(question, back) => drop(back.send(Ok(self.mesh(&question)))),
             Ask::Instances(back) => drop(back.send(self.instances.clone())),
             Ask::Info(back) => drop(back.send(self.info.clone())),
@@ -226,6 +236,7 @@ impl Fake {
             Ask::Signals(back) => drop(back.send(signals())),
             Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
+            Ask::Load(id, load) => told.note(format!("load {id} {load:?}")),
             Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
                 told.note("leave".into());
@@ -369,6 +380,7 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         capacity: None,
         updated_at: Wall(1_764_475_200_000),
         removed: false,
+        load: None,
     };
     InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None }
 }

@@ -11,6 +11,7 @@ use crate::{
     lanes::PolicyChange,
     node::{InstanceChange, PeerView, Story},
     routing::{MeshAnswer, Question, Rules, SignalsReport, Snapshot},
+    telemetry::{Observe, ObservedSubject},
     types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
 };
 
@@ -103,6 +104,15 @@ fn normal_weight() -> u16 {
     crate::types::NORMAL_WEIGHT
 }
 
+/// Whether a node did what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeDone {
+    /// Which.
+    pub node: NodeId,
+    /// Why it did not; `None` when it did.
+    pub fault: Option<String>,
+}
+
 /// A policy as people see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyInfo {
@@ -172,6 +182,8 @@ pub(super) enum Ask {
     Member(NodeId, oneshot::Sender<Option<MemberStory>>),
     Compare(oneshot::Sender<Vec<PeerView>>),
     Mesh(Box<Question>, oneshot::Sender<Result<MeshAnswer, CommandError>>),
+    Observe(Observe, oneshot::Sender<Result<Vec<NodeDone>, CommandError>>),
+    Observed(oneshot::Sender<Vec<ObservedSubject>>),
     Instances(oneshot::Sender<Vec<InstanceInfo>>),
     Info(oneshot::Sender<NodeInfo>),
     Policies(oneshot::Sender<Vec<PolicyInfo>>),
@@ -193,6 +205,7 @@ pub(super) enum Ask {
     SetPolicy(ServiceName, PolicyChange, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
+    Load(InstanceId, Option<f64>),
     Shutdown,
     Signals(oneshot::Sender<SignalsReport>),
     Rules(Rules),
@@ -245,6 +258,16 @@ impl Handle {
     /// some seconds where somebody does not answer.
     pub async fn ask_mesh(&self, question: Question) -> Result<MeshAnswer, CommandError> {
         ask!(self, |back| Ask::Mesh(Box::new(question), back))?
+    }
+
+    /// Has every active member log all requests of a subject for a while; who has heard it, by node id.
+    pub async fn observe(&self, order: Observe) -> Result<Vec<NodeDone>, CommandError> {
+        ask!(self, |back| Ask::Observe(order, back))?
+    }
+
+    /// Subjects under observation here.
+    pub async fn observed(&self) -> Result<Vec<ObservedSubject>, CommandError> {
+        ask!(self, |back| Ask::Observed(back))
     }
 
     /// Instances, by service and id.
@@ -323,6 +346,11 @@ impl Handle {
     /// A check changed an instance's health.
     pub async fn health(&self, id: InstanceId, health: Health) -> Result<(), CommandError> {
         self.asks.send(Ask::Health(id, health)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// A check measured how busy an instance is (1.0: as much as it can do), or it says nothing of that any more.
+    pub async fn load(&self, id: InstanceId, load: Option<f64>) -> Result<(), CommandError> {
+        self.asks.send(Ask::Load(id, load)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// Takes everything out of rotation because the process ends; not kept over a restart.

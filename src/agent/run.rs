@@ -27,7 +27,7 @@ use crate::{
     node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN, Stored},
     ready::{Blocker, Ready},
     routing::{self, Locality, Rules, Snapshot},
-    telemetry::Clock,
+    telemetry::{Clock, Observed},
     types::{InstanceId, Mono, NodeId},
 };
 
@@ -101,6 +101,8 @@ pub struct AgentConfig {
     pub host: String,
     /// Counts.
     pub metrics: Arc<MeshMetrics>,
+    /// Subjects whose requests are all logged.
+    pub observed: Observed,
     /// What readiness waits for.
     pub ready: Arc<Ready>,
 }
@@ -130,6 +132,7 @@ pub struct Agent {
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
     pub(super) comparison: Option<Comparison>,
     pub(super) questions: Questions,
+    pub(super) observed: Observed,
     /// The highest generation that the writer has been given; told when it is on disk.
     written: watch::Sender<u64>,
     writing: u64,
@@ -173,6 +176,7 @@ impl Agent {
             twins: BTreeMap::new(),
             comparison: None,
             questions: Questions::default(),
+            observed: config.observed,
             written: watch::Sender::new(0),
             writing: 0,
             builder,

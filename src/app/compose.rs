@@ -112,6 +112,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         info: info.clone(),
         host: host.clone(),
         metrics: mesh_metrics.clone(),
+        observed: metrics.observed.clone(),
         ready: ready.clone(),
     });
     check_applications(watches, handle.clone());

@@ -87,6 +87,11 @@ pub fn rule(text: &str) -> Result<MatchRule, String> {
     Ok(MatchRule { lane, when: when.map_err(|error: crate::types::ConditionError| error.to_string())? })
 }
 
+/// `30s`, `10m`, `1h`.
+pub fn span(text: &str) -> Result<std::time::Duration, String> {
+    crate::config::parse_duration(text)
+}
+
 /// `key=value`; the value may be empty and may hold further `=`.
 pub fn tag(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {

@@ -15,7 +15,7 @@ use super::*;
 
 fn check(kind: CheckKind) -> Check {
     let interval = Duration::from_millis(200);
-    Check { kind, interval, timeout: Duration::from_millis(100), rise: 2, fall: 2 }
+    Check { kind, interval, timeout: Duration::from_millis(100), load: LoadSource::None, rise: 2, fall: 2 }
 }
 
 fn target(kind: CheckKind, addr: SocketAddr) -> Target {
@@ -25,7 +25,13 @@ fn target(kind: CheckKind, addr: SocketAddr) -> Target {
 /// Starts checks whose reports arrive on a channel.
 fn watched(targets: Vec<Target>) -> (Probes, mpsc::UnboundedReceiver<(InstanceId, Health)>) {
     let (tx, rx) = mpsc::unbounded_channel();
-    (start_with(targets, move |id, health| std::future::ready(tx.send((id, health)).is_ok())), rx)
+    let report = move |id, heard| {
+        std::future::ready(match heard {
+            Heard::Health(health) => tx.send((id, health)).is_ok(),
+            Heard::Load(_) => true,
+        })
+    };
+    (start_with(targets, report), rx)
 }
 
 async fn next(rx: &mut mpsc::UnboundedReceiver<(InstanceId, Health)>) -> Health {
@@ -103,4 +109,26 @@ fn with_the_defaults_a_dead_application_is_known_everywhere_within_two_seconds()
     let (refusing, hanging) = worst(&Check::default()).expect("checked");
     assert!(refusing < Duration::from_millis(1_500) && refusing < hanging, "{refusing:?} {hanging:?}");
     assert_eq!(worst(&check(CheckKind::None)), None);
+}
+
+#[tokio::test]
+async fn a_health_reply_says_how_busy_the_application_is() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 1024]).await;
+            let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nX-Lanemesh-Load: 350/s\r\n\r\n";
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    let mut asked = target(CheckKind::Http("/health".into()), addr);
+    asked.check.load = LoadSource::Check(Some(500));
+    let (tx, mut rx) = mpsc::unbounded_channel();
+    let _probes = start_with(vec![asked], move |_, heard| std::future::ready(tx.send(heard).is_ok()));
+    let mut heard = Vec::new();
+    while heard.len() < 4 {
+        heard.push(timeout(Duration::from_secs(5), rx.recv()).await.expect("a report in time").expect("probes run"));
+    }
+    assert!(heard.contains(&Heard::Load(Some(0.7))) && heard.contains(&Heard::Health(Health::Passing)), "{heard:?}");
 }

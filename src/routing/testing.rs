@@ -41,6 +41,7 @@ pub(super) fn record(id: &str, lane: &str) -> InstanceRecord {
         capacity: None,
         updated_at: Wall(0),
         removed: false,
+        load: None,
     }
 }
 

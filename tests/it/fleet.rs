@@ -57,6 +57,7 @@ pub fn candidate(id: &str, lane: &str) -> Candidate {
         capacity: None,
         updated_at: Wall(0),
         removed: false,
+        load: None,
     };
     Candidate { record: Arc::new(record), owner: MemberState::Alive, stale: false, held: false }
 }

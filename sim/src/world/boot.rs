@@ -327,6 +327,8 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         withdrawn: false,
         shallow,
         gate: new_gate(),
+        strength: 1.0,
+        asked: (0, 0),
     }
 }
 

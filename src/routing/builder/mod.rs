@@ -212,7 +212,7 @@ impl Builder {
         let (members, on_ring): (Vec<u16>, Vec<Member>) = (0_u16..)
             .zip(instances)
             .filter(|(_, entry)| wanted(entry))
-            .map(|(at, entry)| (at, Member { id: entry.record.id.clone(), weight: entry.record.weight }))
+            .map(|(at, entry)| (at, Member { id: entry.record.id.clone(), weight: entry.record.ring_weight() }))
             .unzip();
         Ok((self.rings.lock().get(on_ring, similar)?, members))
     }
@@ -400,7 +400,7 @@ fn digest(name: &ServiceName, instances: &[InstanceEntry], policy: Option<&Compi
             text(record.id.as_str());
             text(record.version.as_str());
             text(&record.authority());
-            text(&record.weight.to_string());
+            text(&record.ring_weight().to_string());
         }
         text("");
     }

@@ -224,7 +224,7 @@ fn lighter(service: &ServiceView, request: &Request<'_>, now: Mono, decision: &m
         return;
     }
     let load = |decision: &Decision| {
-        let entry = decision.target(service).map(|entry| (entry.cell.in_flight(), entry.record.weight));
+        let entry = decision.target(service).map(|entry| (entry.cell.in_flight(), entry.record.ring_weight()));
         entry.unwrap_or((u32::MAX, 1))
     };
     let ((here, here_weight), (there, there_weight)) = (load(decision), load(&other));

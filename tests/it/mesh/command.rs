@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 /// Every command that asks a sidecar, with arguments that make sense.
-const COMMANDS: [&[&str]; 18] = [
+const COMMANDS: [&[&str]; 19] = [
     &["members"],
     &["members", "why", "orders-1"],
     &["members", "--compare"],
@@ -23,6 +23,7 @@ const COMMANDS: [&[&str]; 18] = [
     &["route", "orders", "--key", "u1"],
     &["route", "orders", "--header", "x-user-id: u1", "--mesh"],
     &["ring", "orders"],
+    &["observe", "--subject", "u1", "--for", "1s"],
     &["policy", "show"],
     &["policy", "set", "orders", "--canary", "5%", "--force"],
     &["policy", "show", "orders"],

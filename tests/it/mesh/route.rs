@@ -71,3 +71,29 @@ fn every_node_is_asked_and_differences_are_named() {
             && answers.iter().all(|answer| target(answer) != owner)
     });
 }
+
+/// O4: one order, and every sidecar logs what the subject does, for as long as that, whatever the sample says.
+#[test]
+fn a_subject_under_observation_is_logged_by_every_sidecar_until_its_time_is_over() {
+    let mesh = Mesh::new("prod");
+    let pods = mesh.service("orders", 2);
+    let logged = |pod: &Pod, user: &str| pod.log().matches(&format!("\"user_id\":\"{user}\"")).count();
+    let ask = |pod: &Pod, user: &str| assert_eq!(pod.client().get("orders", user, "/").unwrap().status, 200);
+    pods.iter().for_each(|pod| ask(pod, "before"));
+    let told = pods[0].must_cli(&["observe", "--subject", "ann", "--for", "10m", "--by", "ben"]);
+    assert!(told.starts_with("ann: observed for 10m") && told.contains("2 of 2 nodes know"), "{told}");
+    for pod in &pods {
+        ["ann", "eve", "ann"].iter().for_each(|user| ask(pod, user));
+        wait("both are logged", || logged(pod, "ann") == 2);
+        assert_eq!((logged(pod, "eve"), logged(pod, "before")), (0, 0), "the sample is 0");
+        assert!(pod.must_cli(&["observe"]).contains("observed   ann, for "), "it is shown");
+    }
+    pods[1].must_cli(&["observe", "--subject", "ann", "--for", "0s"]);
+    pods.iter().for_each(|pod| ask(pod, "ann"));
+    pods[0].must_cli(&["observe", "--subject", "last", "--for", "1m"]);
+    for pod in &pods {
+        ask(pod, "last");
+        wait("the last", || logged(pod, "last") == 1);
+        assert_eq!(logged(pod, "ann"), 2, "its observation had ended");
+    }
+}

@@ -52,6 +52,7 @@ impl Instance {
             capacity: None,
             updated_at: Wall(0),
             removed: false,
+            load: None,
         })
     }
 
