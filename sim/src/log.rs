@@ -152,5 +152,6 @@ fn kind_of(outcome: Outcome) -> u64 {
         Outcome::Answered(_) => 5,
         Outcome::Full => 6,
         Outcome::Called(_) => 7,
+        Outcome::MaybeStale => 8,
     }
 }

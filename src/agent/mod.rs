@@ -19,7 +19,9 @@ mod state;
 mod survey;
 mod views;
 
-pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyInfo};
+pub use handle::{
+    CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyInfo,
+};
 pub use metrics::MeshMetrics;
 pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};

@@ -6,7 +6,7 @@ use crate::routing::{MethodClass, Outcome};
 pub(super) fn retry(outcome: Outcome) -> Option<&'static str> {
     match outcome {
         Outcome::ConnectFailed => Some("connect_failed"),
-        Outcome::StaleConnection => Some("stale_connection"),
+        Outcome::StaleConnection | Outcome::MaybeStale => Some("stale_connection"),
         Outcome::Reset => Some("reset"),
         Outcome::Timeout => Some("timeout"),
         Outcome::RetryableStatus(_) => Some("status"),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, sync::Notify, time::timeout};
@@ -18,15 +18,16 @@ use tokio::{net::TcpStream, sync::Notify, time::timeout};
 use super::{
     Reason,
     detect::{Opening, PREFACE, Rewound},
+    flight::{Asked, Flight},
     forward::handle,
-    framing::{Fault, Follower, Limit},
+    framing::{Follower, Limit},
     h2_serve,
     io::{ClientIo, Socket, Wire},
     plain,
     tunnel::Tunnel,
     worker::{Slot, Worker},
 };
-use crate::types::Mono;
+use crate::{routing::MethodClass, types::Mono};
 
 /// A client connection, as requests and the sweep see it.
 pub(super) struct Client {
@@ -92,10 +93,7 @@ impl Client {
     /// Whether the present request must be refused for what hyper hid. To be called once per request, in order.
     pub(super) fn next_fault(&self) -> Option<Reason> {
         let index = self.served.replace(self.served.get() + 1);
-        self.wire.follower.borrow().fault(index).map(|fault| match fault {
-            Fault::Framing => Reason::BadFraming,
-            Fault::Target => Reason::BadTarget,
-        })
+        self.wire.follower.borrow().fault(index).map(Reason::from)
     }
 
     pub(super) fn entered(&self) {
@@ -175,7 +173,7 @@ impl Client {
     }
 
     /// Looks at the clock: ends what is idle, stalls, or was reset by the client.
-    pub(super) fn sweep(&self, worker: &Worker, now: Mono) {
+    pub(super) fn sweep(self: &Rc<Self>, worker: &Rc<Worker>, now: Mono) {
         if self.tunnelled.get() {
             return;
         }
@@ -194,8 +192,8 @@ impl Client {
             }
         } else if self.wire.in_head() {
             if silent > timeouts.head {
-                worker.metrics.proxy_error(Reason::RequestTimeout.name());
                 self.socket.last_words(&Reason::RequestTimeout.last_words());
+                refused(worker, self, Reason::RequestTimeout);
                 self.cut();
             }
         } else if silent > timeouts.idle {
@@ -292,11 +290,22 @@ pub(super) async fn linger(client: &Client) {
     let _ = timeout(LINGER, client.socket.discard()).await;
 }
 
+/// Counts and logs a request that was refused before anybody could read it.
+fn refused(worker: &Rc<Worker>, client: &Rc<Client>, reason: Reason) {
+    worker.metrics.proxy_error(reason.name());
+    // In the log it has neither method nor path: what came is no request.
+    let Ok(method) = Method::from_bytes(b"-") else { return };
+    let asked = Asked::Path("-".into());
+    let mut flight = Flight::begin(worker.clone(), client.clone(), method, asked, MethodClass::Other);
+    flight.error = Some(reason.name());
+    flight.status = Some(reason.status());
+}
+
 /// Refuses a head that the follower kept away from hyper.
-fn beyond(worker: &Worker, client: &Client, limit: Limit) {
+fn beyond(worker: &Rc<Worker>, client: &Rc<Client>, limit: Limit) {
     let reason = if limit == Limit::Target { Reason::TargetTooLong } else { Reason::HeadTooLarge };
     client.socket.last_words(&reason.last_words());
-    worker.metrics.proxy_error(reason.name());
+    refused(worker, client, reason);
     let limits = (worker.config.max_head_bytes, worker.config.max_headers);
     let (client, reason) = (client.address, reason.name());
     tracing::info!(%client, reason, max_head_bytes = limits.0, max_headers = limits.1, "request refused");
@@ -304,17 +313,19 @@ fn beyond(worker: &Worker, client: &Client, limit: Limit) {
 
 /// hyper ends the connection when it cannot parse what comes; [`ClientIo`] has put the reason into its answer. Here it is
 /// counted.
-fn broken(worker: &Worker, client: &Client, error: &hyper::Error) {
+fn broken(worker: &Rc<Worker>, client: &Rc<Client>, error: &hyper::Error) {
     let reason = if error.is_parse_too_large() {
         Some(Reason::HeadTooLarge)
     } else if error.is_parse() {
-        Some(Reason::BadSyntax)
+        Some(client.wire.unparsed())
     } else {
         None
     };
+    if let Some(reason) = reason {
+        refused(worker, client, reason);
+    }
     let client = client.address;
     if let Some(reason) = reason {
-        worker.metrics.proxy_error(reason.name());
         tracing::info!(%client, %error, reason = reason.name(), "request refused");
     } else {
         tracing::debug!(%client, %error, "client connection ended");

@@ -12,7 +12,7 @@ use super::{
     flight::Flight,
     forward::{Refusal, reads_whole, reason_of, refusal},
     grpc,
-    h2_pool::{malformed, unprocessed},
+    h2_pool::{malformed, unprocessed, was_reset},
     headers::{self, X_ATTEMPT, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
     hints,
     pool::{Carrier, ConnectFault, Lease},
@@ -291,7 +291,8 @@ impl<'a> Exchange<'a> {
                 // It answers others, or nobody else waits there: this one may take its time.
                 Err(_)
                     if look < until
-                        && (entry.cell.in_flight() < WAITING || prepared.is_some_and(|p| p.heard.get() > now)) => {}
+                        && (!gives_up_early(entry, self.worker.clock.mono())
+                            || prepared.is_some_and(|p| p.heard.get() > now)) => {}
                 Err(_) if look < until => return None,
                 Err(_) => {
                     let frames = progress.map_or(0, |progress| progress.frames.get());
@@ -399,9 +400,10 @@ impl<'a> Exchange<'a> {
         let reason = if bad { Reason::BadResponse } else { Reason::UpstreamReset };
         self.blame(reason, entry, &error.to_string());
         // The application closed an idle connection just as it was used again: no fault of the instance, and where the request
-        // may be repeated, the same instance is asked again before another one.
-        if reused && self.repeatable() && !bad {
-            return Ok(Tried::Failed(self.stale()));
+        // may be repeated, the same instance is asked again before another one. A stream that the instance reset is its answer.
+        if reused && self.repeatable() && !bad && !was_reset(&error) {
+            self.worker.metrics.upstream_stale.inc();
+            return Ok(Tried::Failed(Outcome::MaybeStale));
         }
         Ok(Tried::Failed(Outcome::Reset))
     }
@@ -410,6 +412,11 @@ impl<'a> Exchange<'a> {
         self.worker.metrics.upstream_stale.inc();
         Outcome::StaleConnection
     }
+}
+
+/// Whether an instance that said nothing for a while is left for another one: several wait there, or it is known to fail.
+pub(super) fn gives_up_early(entry: &InstanceEntry, now: Mono) -> bool {
+    entry.cell.in_flight() >= WAITING || entry.cell.open_until(now).is_some()
 }
 
 /// A failure in words.
@@ -442,6 +449,6 @@ fn framed_twice(head: &response::Parts, method: &Method) -> bool {
 /// come with their head.
 pub(super) const LONGEST_HOLD: Duration = Duration::from_millis(50);
 /// One request that waits says little about its instance: it may be a slow one.
-pub(super) const WAITING: u32 = 2;
+const WAITING: u32 = 2;
 /// While a body moves, the answer's head is waited for in spans of at least this.
 const MIN_SPAN: Duration = Duration::from_millis(100);

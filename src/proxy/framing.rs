@@ -11,6 +11,8 @@
 //! Written by hand because httparse has no notion of a stream of messages; it looks at header names only and keeps no bytes
 //! beyond the first few of a line.
 
+use super::Reason;
+
 /// What hyper would have repaired in silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -18,6 +20,15 @@ pub(super) enum Fault {
     Framing,
     /// A fragment in the target.
     Target,
+}
+
+impl From<Fault> for Reason {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Framing => Self::BadFraming,
+            Fault::Target => Self::BadTarget,
+        }
+    }
 }
 
 /// Which limit a head is beyond.

@@ -63,6 +63,11 @@ pub(super) fn malformed(error: &hyper::Error) -> bool {
     cause(error).is_some_and(h2::Error::is_library)
 }
 
+/// Whether the instance reset this very stream.
+pub(super) fn was_reset(error: &hyper::Error) -> bool {
+    cause(error).is_some_and(|cause| cause.is_remote() && cause.is_reset())
+}
+
 fn cause(error: &hyper::Error) -> Option<&h2::Error> {
     error.source()?.downcast_ref()
 }

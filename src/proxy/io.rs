@@ -184,11 +184,17 @@ pub(super) struct Wire {
     pub(super) since: Cell<Mono>,
     /// Since when the client takes no bytes, if it does not.
     pub(super) blocked: Cell<Option<Mono>>,
-    /// Whether the last response handed to hyper was a 400: then the next one on the wire is not hyper's own.
+    /// Whether the last response handed to hyper was a 400 and is not on the wire yet: then the next one there is not hyper's own.
     pub(super) answered_400: Cell<bool>,
 }
 
 impl Wire {
+    /// Why hyper could not make a request of what came.
+    pub(super) fn unparsed(&self) -> Reason {
+        // Some of what is framed twice hyper refuses by itself.
+        self.follower.borrow().fault(u64::MAX).map_or(Reason::BadSyntax, Reason::from)
+    }
+
     /// Whether a head (or the preface of HTTP/2) has begun and not ended.
     pub(super) fn in_head(&self) -> bool {
         self.plain_head.get() || self.follower.borrow().in_head() || self.opening.under_way()
@@ -251,11 +257,13 @@ impl ClientIo {
     fn explained(&self, bytes: &[u8]) -> bool {
         let bare =
             bytes.starts_with(b"HTTP/1.1 400 Bad Request\r\n") && bytes.len() < BARE && bytes.ends_with(b"\r\n\r\n");
-        let explains = bare && !self.wire.answered_400.get();
-        if explains {
-            self.socket.inner().last_words(&Reason::BadSyntax.last_words());
+        if bytes.starts_with(b"HTTP/1.1 400 ") && self.wire.answered_400.replace(false) {
+            return false;
         }
-        explains
+        if bare {
+            self.socket.inner().last_words(&self.wire.unparsed().last_words());
+        }
+        bare
     }
 }
 
@@ -286,10 +294,11 @@ impl AsyncWrite for ClientIo {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if let [only] = bytes
-            && self.explained(only)
+        if let [first, rest @ ..] = bytes
+            && self.explained(first)
         {
-            return Poll::Ready(Ok(only.len()));
+            // hyper's own has no body.
+            return Poll::Ready(Ok(first.len() + rest.iter().map(|part| part.len()).sum::<usize>()));
         }
         let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
         self.note(written.is_pending());

@@ -429,7 +429,7 @@ impl Worker {
         Registered { worker: self.clone(), id }
     }
 
-    fn sweep(&self, now: Mono) {
+    fn sweep(self: &Rc<Self>, now: Mono) {
         self.pool.sweep();
         self.h2_pool.sweep();
         for client in self.clients.borrow().values() {

@@ -324,7 +324,7 @@ impl Invariant for Recorder {
 fn outcome(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::ConnectFailed => "refused",
-        Outcome::StaleConnection => "closed",
+        Outcome::StaleConnection | Outcome::MaybeStale => "closed",
         Outcome::Reset => "reset",
         Outcome::Timeout => "no answer",
         Outcome::RetryableStatus(_) => "502-504",

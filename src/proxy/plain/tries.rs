@@ -14,7 +14,7 @@ use super::{
     super::{
         Reason,
         class::retry,
-        exchange::{LONGEST_HOLD, WAITING, blame, not_connected},
+        exchange::{LONGEST_HOLD, blame, gives_up_early, not_connected},
         flight::Flight,
         forward::{Refusal, SMALL, refusal},
         headers::{X_ATTEMPT, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, add_line},
@@ -286,13 +286,15 @@ impl<'a> Tries<'a> {
             }
             Heard::Broken { sent, what } => {
                 self.blame = Some(blame(Reason::UpstreamReset, entry, &what));
-                // Nothing of it was sent; or the application closed an idle connection just as it was used again: no fault of the
-                // instance, and where the request may be repeated, the same instance is asked again before another one.
-                if !sent || lent.link.reused && self.repeatable() {
-                    self.worker.metrics.upstream_stale.inc();
-                    return Ok(Err(Outcome::StaleConnection));
-                }
-                Ok(Err(Outcome::Reset))
+                let outcome = match (sent, lent.link.reused && self.repeatable()) {
+                    (false, _) => Outcome::StaleConnection,
+                    // The application closed an idle connection just as it was used again: no fault of the instance, and where the
+                    // request may be repeated, the same instance is asked again before another one.
+                    (true, true) => Outcome::MaybeStale,
+                    (true, false) => return Ok(Err(Outcome::Reset)),
+                };
+                self.worker.metrics.upstream_stale.inc();
+                Ok(Err(outcome))
             }
         }
     }
@@ -480,10 +482,11 @@ impl Asking<'_, '_> {
             ready!(self.tries.timer.poll(look, cx));
             let heard = self.prepared.is_some_and(|prepared| prepared.heard.get() > self.since);
             // It answers others, or nobody else waits there: this one may take its time.
-            if look >= self.until || self.entry.cell.in_flight() >= WAITING && !heard {
+            let now = self.tries.worker.clock.mono();
+            if look >= self.until || gives_up_early(self.entry, now) && !heard {
                 return Poll::Ready(Heard::TimedOut);
             }
-            self.since = self.tries.worker.clock.mono();
+            self.since = now;
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The life of one request after the decision, sans-io: try, wait, next, give up (REQUIREMENTS R6).
 //!
 //! - Nothing was sent (connection refused): the next instance in failover order, through the whole order, inside the deadline.
-//!   A pooled connection that turned out closed: the same instance over a fresh one; not a failure of the instance.
+//!   A pooled connection that turned out closed: the same instance over a fresh one; not a failure of the instance. Where it may have
+//!   been processed all the same, that counts as a retry, is done once, and only for what may be repeated.
 //! - Something was sent: only an idempotent method whose body can be sent again is retried, at most `max_retries` times.
 //! - Never the same instance twice while another is left; instances that local state speaks against come after the others.
 //! - Such retries are charged to the service's budget; when that is used up, there is none.
@@ -75,6 +76,9 @@ pub enum Outcome {
     ConnectFailed,
     /// A pooled connection turned out closed before anything was sent.
     StaleConnection,
+    /// A pooled connection broke after something was sent, before any response byte: most likely it had been closed for being idle,
+    /// but it may have been processed.
+    MaybeStale,
     /// The connection broke after something was sent, before any response byte.
     Reset,
     /// No response in the try's time.
@@ -164,6 +168,8 @@ pub struct Attempts {
     since: Mono,
     tries: u8,
     retries: u8,
+    /// A connection was stale, perhaps.
+    doubted: bool,
     /// The last instance that took a connection, and how the try on it ended.
     accepted: Option<(u16, GiveUp)>,
     state: State,
@@ -230,6 +236,7 @@ impl Attempts {
             since: now,
             tries: 0,
             retries: 0,
+            doubted: false,
             accepted: None,
             state,
             ticket: None,
@@ -277,6 +284,12 @@ impl Attempts {
             self.state = State::Ready { instance, fresh: true, checked: false };
             return;
         }
+        if outcome == Outcome::MaybeStale && self.repeatable && !fresh && !std::mem::replace(&mut self.doubted, true) {
+            self.tries = self.tries.saturating_add(1);
+            self.retries = self.retries.saturating_add(1);
+            self.state = State::Ready { instance, fresh: true, checked: false };
+            return;
+        }
         self.note(outcome, instance, service, now);
         match outcome {
             // A fresh connection that closes before it takes anything is as good as refused.
@@ -292,7 +305,7 @@ impl Attempts {
                 self.mark_tried(instance, service);
                 self.state = self.advance(service, now).unwrap_or_else(|| self.all_refused(service, now));
             }
-            Outcome::Reset => self.failed(instance, GiveUp::UpstreamReset, service, now),
+            Outcome::Reset | Outcome::MaybeStale => self.failed(instance, GiveUp::UpstreamReset, service, now),
             Outcome::Timeout => {
                 let why = if self.hurried { GiveUp::Deadline } else { GiveUp::UpstreamTimeout };
                 self.failed(instance, why, service, now);
@@ -320,7 +333,7 @@ impl Attempts {
         note(ticket, outcome, took, (instance, self.lane), service, now);
     }
 
-    /// Tries after the first, whatever ended it; the fresh connection after a stale one is not another try.
+    /// Tries after the first, whatever ended it; the fresh connection after one that was certainly stale is not another try.
     pub fn retries(&self) -> u8 {
         self.tries.saturating_sub(1)
     }
@@ -504,7 +517,7 @@ enum Verdict {
 fn verdict(outcome: Outcome, counts: &Counts) -> Verdict {
     let failure = match outcome {
         Outcome::ConnectFailed | Outcome::StaleConnection => counts.connect,
-        Outcome::Reset => counts.reset,
+        Outcome::Reset | Outcome::MaybeStale => counts.reset,
         Outcome::Timeout => counts.timeout,
         Outcome::Full => false,
         Outcome::Called(code) if counts.grpc.contains(code) => true,

@@ -125,6 +125,26 @@ fn a_stale_connection_is_tried_again_fresh_on_the_same_instance_and_is_nobody_s_
 }
 
 #[test]
+fn what_may_have_been_processed_is_repeated_once_for_free_and_no_more_often_than_allowed() {
+    let mut life = Life::new(&instances(9), "u", MethodClass::Safe, true);
+    let Step::Try { instance, fresh: false, .. } = life.next() else { panic!("a first try") };
+    life.ended(MaybeStale);
+    let Step::Try { instance: again, fresh: true, .. } = life.next() else { panic!("the same, fresh") };
+    assert_eq!((again, life.attempts.retries(), life.attempts.number()), (instance, 1, 2));
+    let cell = life.snapshot.service("orders").unwrap().instances[usize::from(instance)].cell.clone();
+    assert_eq!(cell.open_until(NOW), None);
+    life.ended(Reset);
+    assert!(matches!(life.next(), Step::Try { fresh: false, .. }));
+    // A second one is a failure like any other, and two retries were all.
+    life.ended(MaybeStale);
+    assert_eq!(life.next(), Step::GiveUp(GiveUp::UpstreamReset));
+    let mut unsafe_one = Life::new(&instances(9), "u", MethodClass::Other, true);
+    unsafe_one.next();
+    unsafe_one.ended(MaybeStale);
+    assert_eq!(unsafe_one.next(), Step::GiveUp(GiveUp::UpstreamReset));
+}
+
+#[test]
 fn waits_come_only_after_a_status_or_before_the_same_instance() {
     let mut life = Life::new(&instances(3), "u", MethodClass::Safe, true);
     life.next();

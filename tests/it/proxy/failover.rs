@@ -199,6 +199,25 @@ fn c49_closing_on_the_second_requests_arrival() {
 }
 
 #[test]
+fn closed_connections_add_no_tries_to_those_allowed() {
+    let up =
+        || Upstream::start(|seen, _| if seen.line().contains("/bad") { vec![Act::Close] } else { vec![Act::ok("ok")] });
+    let ups = [up(), up(), up()];
+    let instances: Vec<_> =
+        ["o1", "o2", "o3"].into_iter().zip(&ups).map(|(id, up)| Instance::new(id, up.addr)).collect();
+    let proxy = Fixture::new(&instances);
+    // All have a connection that has carried requests.
+    for n in 0..30 {
+        assert_eq!(proxy.get(&format!("u{n}")).status, 200);
+    }
+    let seen = || ups.iter().map(|up| up.seen().len()).sum::<usize>();
+    let before = seen();
+    let answer = proxy.client().ask("GET /bad HTTP/1.1\r\nHost: orders\r\n\r\n");
+    assert_eq!((answer.status, answer.header("x-lanemesh-attempts")), (502, Some("3")));
+    assert_eq!(seen() - before, 3, "once and two retries");
+}
+
+#[test]
 fn a_post_on_a_connection_that_was_closed_before_is_not_lost() {
     let up = Upstream::start(|_, _| vec![Act::ok("ok"), Act::Close]);
     let proxy = Fixture::one(up.addr);

@@ -115,6 +115,39 @@ fn a_stream_that_was_processed_is_not_sent_again() {
 }
 
 #[test]
+fn a_stream_that_was_taken_and_reset_is_repeated_no_more_often_than_allowed() {
+    for code in [h2::CANCEL, h2::PROTOCOL_ERROR, h2::INTERNAL_ERROR] {
+        let up = || {
+            H2Up::start(move |conn, number, log| {
+                conn.settings(&[]);
+                while let Some(seen) = h2::next_request(conn, number) {
+                    let (stream, bad) = (seen.stream, seen.values(":path")[0] == "/bad");
+                    log.lock().unwrap().push(seen);
+                    if bad {
+                        conn.reset(stream, code)
+                    } else {
+                        conn.ok(stream, "warm")
+                    };
+                }
+            })
+        };
+        let ups = [up(), up()];
+        let instances = ["o1", "o2"].into_iter().zip(&ups);
+        let instances: Vec<_> = instances.map(|(id, up)| Instance::new(id, up.addr).protocol(Protocol::H2c)).collect();
+        let proxy = Fixture::new(&instances);
+        // Both have a connection that has carried requests.
+        for n in 0..20 {
+            assert_eq!(proxy.get(&format!("u{n}")).status, 200);
+        }
+        let warm = ups.iter().map(|up| up.seen().len()).sum::<usize>();
+        let answer = proxy.client().ask("GET /bad HTTP/1.1\r\nHost: orders\r\n\r\n");
+        assert_eq!((answer.status, answer.header("x-lanemesh-error")), (502, Some("upstream_reset_before_response")));
+        let executed = ups.iter().map(|up| up.seen().len()).sum::<usize>() - warm;
+        assert_eq!((executed, answer.header("x-lanemesh-attempts")), (3, Some("3")), "once and two retries");
+    }
+}
+
+#[test]
 fn a_refused_stream_whose_body_is_small_is_sent_again_without_a_length_too() {
     let up = third_request(|conn, held| {
         conn.reset(held[2], h2::REFUSED_STREAM).ok(held[0], "first").ok(held[1], "first");

@@ -39,6 +39,7 @@ const MOST_FRAME: usize = 16_384;
 /// Error codes.
 pub const NO_ERROR: u32 = 0;
 pub const PROTOCOL_ERROR: u32 = 1;
+pub const INTERNAL_ERROR: u32 = 2;
 pub const REFUSED_STREAM: u32 = 7;
 pub const CANCEL: u32 = 8;
 pub const ENHANCE_YOUR_CALM: u32 = 11;
