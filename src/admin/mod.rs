@@ -41,7 +41,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use error::ErrorBody;
 pub use token::Token;
-pub use views::{DrainAnswer, DrainOrder, LaneInfo, Nothing, Readiness, RollbackOrder, ServiceInfo, UndrainOrder};
+pub use views::{
+    DrainAnswer, DrainOrder, LaneInfo, Nothing, OutcomeInfo, Readiness, RollbackOrder, ServiceInfo, UndrainOrder,
+};
 
 use crate::{agent::Handle, types::Mono};
 use error::Problem;
@@ -171,6 +173,8 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/v1/route/{service}", get(read::route))
         .route("/v1/ring/{service}", get(read::ring))
         .route("/v1/signals", get(read::signals))
+        .route("/v1/outcomes", get(read::outcomes))
+        .route("/v1/diagnostics", get(read::diagnostics))
         .route("/v1/drain", order(post(write::drain)))
         .route("/v1/undrain", order(post(write::undrain)))
         .route("/v1/rollback/{service}", order(post(write::rollback)))

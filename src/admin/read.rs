@@ -12,10 +12,10 @@ use serde::Deserialize;
 use super::{
     AdminState,
     error::Problem,
-    views::{Readiness, ServiceInfo},
+    views::{OutcomeInfo, Readiness, ServiceInfo},
 };
 use crate::{
-    agent::{InstanceInfo, MemberInfo, MemberStory, NodeInfo, PolicyInfo},
+    agent::{Diagnostics, InstanceInfo, MemberInfo, MemberStory, NodeInfo, PolicyInfo},
     node::PeerView,
     routing::{Explanation, MethodClass, Request, RingReport, ServiceView, SignalsReport, Snapshot, choose},
     types::{InstanceId, Lane, MemberState, NodeId, ServiceName},
@@ -83,6 +83,16 @@ pub(super) async fn member(State(state): State<AdminState>, Path(node): Path<Str
 /// `GET /v1/compare`: how each peer's view differs from this sidecar's.
 pub(super) async fn compare(State(state): State<AdminState>) -> Answer<Vec<PeerView>> {
     Ok(Json(state.handle.compare().await?))
+}
+
+/// `GET /v1/diagnostics`: this sidecar's seeds, clock and certificate.
+pub(super) async fn diagnostics(State(state): State<AdminState>) -> Answer<Diagnostics> {
+    Ok(Json(state.handle.diagnostics().await?))
+}
+
+/// `GET /v1/outcomes`: every instance of the routing view, and what requests from here met there.
+pub(super) async fn outcomes(State(state): State<AdminState>) -> Json<Vec<OutcomeInfo>> {
+    Json(OutcomeInfo::all(&state.handle.snapshot(), (state.clock)()))
 }
 
 /// `GET /v1/services`.
@@ -265,6 +275,8 @@ lanemesh admin API. Reads (GET), JSON:
   /v1/route/{service}            where a key goes, and why (?key= &subject= &lane= &method=)
   /v1/ring/{service}             how the keys spread over instances
   /v1/signals                    what sidecars see fail, and what follows here
+  /v1/outcomes                   what requests from here met at each instance lately
+  /v1/diagnostics                this sidecar's seeds, clock and certificate
   /metrics                       OpenMetrics text
   /health                        200: this process answers
   /ready                         200: ready; 503: what it waits for

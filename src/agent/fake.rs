@@ -9,8 +9,8 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
 use super::{
-    CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyChange, PolicyInfo,
-    handle::Ask,
+    CommandError, Diagnostics, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyChange,
+    PolicyInfo, handle::Ask,
 };
 use crate::{
     node::{Accuser, Difference, PeerView, Story, StoryEvent},
@@ -178,6 +178,7 @@ impl Fake {
                         local: true,
                         stale: false,
                         excluded: None,
+                        failing: None,
                     });
                 }
                 drop(back.send(answer));
@@ -221,6 +222,8 @@ impl Fake {
                 policy.iter().for_each(|policy| self.keep(policy));
                 drop(back.send(policy));
             }
+            Ask::Diagnostics(back) => drop(back.send(Diagnostics::default())),
+            Ask::Checked(id, result) => told.note(format!("checked {id} {result:?}")),
             Ask::Signals(back) => drop(back.send(signals())),
             Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
@@ -348,7 +351,7 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         updated_at: Wall(1_764_475_200_000),
         removed: false,
     };
-    InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None }
+    InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None, failing: None }
 }
 
 fn name(name: &str) -> NodeId {

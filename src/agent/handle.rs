@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use super::LocalInstance;
+use super::{Diagnostics, LocalInstance};
 use crate::{
     lanes::PolicyChange,
     node::{InstanceChange, PeerView, Story},
@@ -62,6 +62,9 @@ pub struct InstanceInfo {
     pub stale: bool,
     /// Why it is no candidate (`critical`, `draining`, ...), if it is none.
     pub excluded: Option<String>,
+    /// Why the last check of its application failed; known of this sidecar's own instances only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<String>,
 }
 
 /// An instance to register at run time.
@@ -173,6 +176,7 @@ pub(super) enum Ask {
     Compare(oneshot::Sender<Vec<PeerView>>),
     Instances(oneshot::Sender<Vec<InstanceInfo>>),
     Info(oneshot::Sender<NodeInfo>),
+    Diagnostics(oneshot::Sender<Diagnostics>),
     Policies(oneshot::Sender<Vec<PolicyInfo>>),
     SetInstance(InstanceId, InstanceChange, oneshot::Sender<Result<InstanceRecord, CommandError>>),
     Register(NewInstance, oneshot::Sender<Result<InstanceRecord, CommandError>>),
@@ -192,6 +196,7 @@ pub(super) enum Ask {
     SetPolicy(ServiceName, PolicyChange, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
+    Checked(InstanceId, Result<(), String>),
     Shutdown,
     Signals(oneshot::Sender<SignalsReport>),
     Rules(Rules),
@@ -248,6 +253,11 @@ impl Handle {
     /// This sidecar.
     pub async fn info(&self) -> Result<NodeInfo, CommandError> {
         ask!(self, |back| Ask::Info(back))
+    }
+
+    /// What it sees of its surroundings.
+    pub async fn diagnostics(&self) -> Result<Diagnostics, CommandError> {
+        ask!(self, |back| Ask::Diagnostics(back))
     }
 
     /// Policies, by service.
@@ -316,6 +326,11 @@ impl Handle {
     /// A check changed an instance's health.
     pub async fn health(&self, id: InstanceId, health: Health) -> Result<(), CommandError> {
         self.asks.send(Ask::Health(id, health)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// A check of an instance's application has another result than the one before it.
+    pub async fn checked(&self, id: InstanceId, result: Result<(), String>) -> Result<(), CommandError> {
+        self.asks.send(Ask::Checked(id, result)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// Takes everything out of rotation because the process ends; not kept over a restart.

@@ -1,7 +1,7 @@
 //! Floor 5: checks of the applications beside this sidecar (REQUIREMENTS R9).
 //!
-//! One task per local instance asks (HTTP, TCP or nothing), [`Gate`] turns answers into health, and every change of health is
-//! reported to the agent. Checks start at a fixed interval from start to start; while the answers speak against the present
+//! One task per local instance asks (HTTP, TCP or nothing), [`Gate`] turns answers into health, and every change of health, and
+//! of why a check fails, is reported to the agent. Checks start at a fixed interval from start to start; while the answers speak against the present
 //! state, the next one comes after a tenth of a second, so that start-up takes about 0.2 s with `rise = 2`, and a dying
 //! application is critical well within 2 s (one interval, two timeouts and the short wait between them).
 //!
@@ -72,6 +72,11 @@ impl Drop for Probes {
     }
 }
 
+/// Checks once, for a sidecar that is to be started: the error says what was seen.
+pub async fn once(target: &Target) -> Result<(), String> {
+    if target.check.kind == CheckKind::None { Ok(()) } else { check::once(target).await }
+}
+
 /// The longest until an instance is critical, after its application died and refuses (first), or hangs (second); `None` when
 /// it is not checked.
 pub fn worst(check: &Check) -> Option<(Duration, Duration)> {
@@ -84,16 +89,31 @@ pub fn worst(check: &Check) -> Option<(Duration, Duration)> {
 
 /// Starts checking `targets`; changes of health go to the agent. Must be called inside a runtime.
 pub fn start(targets: Vec<Target>, handle: Handle) -> Probes {
-    start_with(targets, move |id, health| {
+    start_with(targets, move |id, news| {
         let handle = handle.clone();
-        async move { handle.health(id, health).await.is_ok() }
+        async move {
+            let told = match news {
+                News::Health(health) => handle.health(id, health).await,
+                News::Result(result) => handle.checked(id, result).await,
+            };
+            told.is_ok()
+        }
     })
+}
+
+/// What is new of an instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// Its health has changed.
+    Health(Health),
+    /// A check ended otherwise than the one before it: it passed, or failed for this reason.
+    Result(Result<(), String>),
 }
 
 /// Like [`start`], with any receiver of changes; `false` from it means that nobody listens any more.
 pub fn start_with<R, F>(targets: Vec<Target>, report: R) -> Probes
 where
-    R: Fn(InstanceId, Health) -> F + Clone + Send + Sync + 'static,
+    R: Fn(InstanceId, News) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = bool> + Send + 'static,
 {
     #[expect(clippy::disallowed_methods, reason = "only this sidecar's own operator orders checks, one at a time")]
@@ -112,7 +132,7 @@ impl Drop for Running {
 
 async fn supervise<R, F>(targets: Vec<Target>, mut orders: mpsc::UnboundedReceiver<Order>, report: R)
 where
-    R: Fn(InstanceId, Health) -> F + Clone + Send + Sync + 'static,
+    R: Fn(InstanceId, News) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = bool> + Send + 'static,
 {
     let mut running = BTreeMap::new();
@@ -124,7 +144,7 @@ where
                 let known = running.remove(&target.id).is_some();
                 if known {
                     // Registered anew: what the old check saw does not speak for it.
-                    report(target.id.clone(), Health::Critical).await;
+                    report(target.id.clone(), News::Health(Health::Critical)).await;
                 }
                 let (id, task) = begin(target);
                 running.insert(id, task);
@@ -139,16 +159,17 @@ where
 /// Checks one instance until nobody listens.
 async fn watch<R, F>(target: Target, report: R)
 where
-    R: Fn(InstanceId, Health) -> F,
+    R: Fn(InstanceId, News) -> F,
     F: Future<Output = bool>,
 {
     if target.check.kind == CheckKind::None {
-        report(target.id, Health::Passing).await;
+        report(target.id, News::Health(Health::Passing)).await;
         return;
     }
     let mut gate = Gate::new(target.check.rise, target.check.fall);
     let started = Instant::now();
     let (mut passed_before, mut told) = (false, false);
+    let mut last = None;
     loop {
         let began = Instant::now();
         let answer = check::once(&target).await;
@@ -159,9 +180,13 @@ where
                 told = true;
             }
         }
+        if last.as_ref() != Some(&answer) {
+            report(target.id.clone(), News::Result(answer.clone())).await;
+            last = Some(answer.clone());
+        }
         if let Some(health) = gate.record(answer.is_ok()) {
             tracing::info!(instance = %target.id, ?health, reason = answer.err(), "health of the application changed");
-            if !report(target.id.clone(), health).await {
+            if !report(target.id.clone(), News::Health(health)).await {
                 return;
             }
         }
