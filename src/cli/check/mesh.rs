@@ -162,10 +162,10 @@ fn differing(view: &PeerView) -> Finding {
         parts.push(format!("and {} more", view.differences.len() - SHOWN));
     }
     if view.newer_there > 0 {
-        parts.push(format!("{} entries are newer there", view.newer_there));
+        parts.push(format!("newer there: {}", view.newer_there));
     }
     if view.older_there > 0 {
-        parts.push(format!("{} entries are older there or absent", view.older_there));
+        parts.push(format!("older there or absent: {}", view.older_there));
     }
     let cure = format!(
         "`lanemesh members --compare` follows it; ask {node} too: it may refuse what it is told (clock, certificate)"
