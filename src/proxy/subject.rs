@@ -2,13 +2,16 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, header};
-
+use super::fields::Fields;
 use crate::types::{SubjectPart, SubjectSource};
 
 /// The subject by `source`; `None` when any of its parts is missing, empty, or given more than once (nobody can tell which of
 /// two the application believes). A request id is no subject unless asked for by name: it would be a new subject per request.
-pub(super) fn extract<'a>(source: &SubjectSource, headers: &'a HeaderMap, request_id: bool) -> Option<Cow<'a, str>> {
+pub(super) fn extract<'a, F: Fields + ?Sized>(
+    source: &SubjectSource,
+    headers: &'a F,
+    request_id: bool,
+) -> Option<Cow<'a, str>> {
     let mut parts = source.parts.iter().map(|part| value(part, headers, request_id));
     let first = parts.next()??;
     if source.parts.len() == 1 {
@@ -22,13 +25,13 @@ pub(super) fn extract<'a>(source: &SubjectSource, headers: &'a HeaderMap, reques
     Some(Cow::Owned(joined))
 }
 
-fn value<'a>(part: &SubjectPart, headers: &'a HeaderMap, request_id: bool) -> Option<&'a str> {
+fn value<'a, F: Fields + ?Sized>(part: &SubjectPart, headers: &'a F, request_id: bool) -> Option<&'a str> {
     let text = match part {
         SubjectPart::Header(name) if is_request_id(name) && !request_id => None,
         SubjectPart::Header(name) => {
-            let mut values = headers.get_all(name.as_str()).iter();
+            let mut values = headers.all(name);
             let only = values.next().filter(|_| values.next().is_none());
-            only.and_then(|value| std::str::from_utf8(value.as_bytes()).ok())
+            only.and_then(|value| std::str::from_utf8(value).ok())
         }
         SubjectPart::Cookie(name) => cookie(headers, name),
     };
@@ -39,8 +42,8 @@ fn is_request_id(name: &str) -> bool {
     ["x-request-id", "x-correlation-id", "request-id", "traceparent", "x-b3-traceid"].contains(&name)
 }
 
-fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let lines = headers.get_all(header::COOKIE).iter().filter_map(|value| std::str::from_utf8(value.as_bytes()).ok());
+fn cookie<'a, F: Fields + ?Sized>(headers: &'a F, name: &str) -> Option<&'a str> {
+    let lines = headers.all("cookie").filter_map(|value| std::str::from_utf8(value).ok());
     let pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim_ascii().split_once('='));
     let mut values = pairs.filter(|(key, _)| *key == name).map(|(_, value)| value);
     let only = values.next();
@@ -50,7 +53,7 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderName, HeaderValue};
+    use http::{HeaderMap, HeaderName, HeaderValue};
 
     use super::*;
 

@@ -20,7 +20,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Empty when the name is longer than any service's.
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let mut bytes = [0; LONGEST];
         let fits = name.len() <= LONGEST;
         let length = if fits { name.len() } else { 0 };
@@ -114,6 +114,11 @@ fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) -> Result<(), Reason> 
     let path = uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
     *uri = Uri::from(path);
     Ok(())
+}
+
+/// What the value of a `Host` header asks for, if it is a proper one.
+pub(super) fn of_host(value: &[u8]) -> Option<Wanted> {
+    parse(std::str::from_utf8(value).ok()?, Reason::BadHost).ok()
 }
 
 /// `name`, `name:port` or `[IPv6]:port`; no user information, no path, nothing empty.

@@ -15,7 +15,7 @@ use crate::{
     config::ServiceRule,
     routing::{Decision, ServiceView, Snapshot},
     telemetry::{InstanceSeries, Metrics},
-    types::{Mono, ServiceName, SubjectSource},
+    types::{Mono, Protocol, ServiceName, SubjectSource},
 };
 
 /// One snapshot, and what was resolved of it so far.
@@ -48,6 +48,7 @@ impl View {
             subject,
             route_key: rule.and_then(|rule| rule.route_key.clone()),
             request_id: rule.is_some_and(|rule| rule.request_id_as_subject),
+            http1: view.instances.iter().all(|entry| entry.record.protocol == Protocol::Http1),
             prepared: RefCell::new(vec![None; view.instances.len()]),
         });
         self.services.borrow_mut().insert(view.name.clone(), service.clone());
@@ -63,6 +64,8 @@ pub(super) struct Service {
     /// `None`: the subject.
     pub(super) route_key: Option<SubjectSource>,
     pub(super) request_id: bool,
+    /// All its instances speak HTTP/1.1.
+    pub(super) http1: bool,
     prepared: RefCell<Vec<Option<Rc<Prepared>>>>,
 }
 

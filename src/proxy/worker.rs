@@ -456,6 +456,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
         Err(fault) => return tracing::error!("a data thread does not start: {fault}"),
     };
     hints::on_this_thread(worker.clients.clone());
+    drop(spawn_local(worker.pool.clone().watch()));
     let slot = Rc::new(Slot { worker: RefCell::new(worker) });
     for (listener, port) in listeners {
         match TcpListener::from_std(listener) {
