@@ -17,7 +17,7 @@ use crate::{
     agent::{InstanceInfo, NodeInfo},
     config::{CheckKind, Config},
     probe,
-    routing::{BreakerState, SignalsReport, Standing},
+    routing::{BreakerState, Exclusion, SignalsReport, Standing},
     types::{Health, InstanceId, Lane, NodeId, Protocol, ServiceName},
 };
 
@@ -314,7 +314,10 @@ fn requests(instances: &[InstanceInfo], outcomes: &[OutcomeInfo], signals: Optio
                 );
                 findings.push(fail(REQUESTS, text, cure(others.is_empty(), seen)));
             }
-            Some(why) if seen.attempts > seen.failures && seen.in_flight == 0 && is_fresh(seen) => {
+            // One that is drained finishes what it has.
+            Some(why @ (Exclusion::Critical | Exclusion::OwnerDown))
+                if seen.attempts > seen.failures && seen.in_flight == 0 && is_fresh(seen) =>
+            {
                 let why = why.as_str();
                 findings.push(warn(
                     REQUESTS,
