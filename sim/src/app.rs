@@ -4,7 +4,7 @@ use lanemesh::{health::Gate, types::InstanceId};
 
 use crate::{
     chance::Chance,
-    queue::{MILLI, Time},
+    queue::{MILLI, SECOND, Time},
 };
 
 /// How it behaves while it listens.
@@ -51,14 +51,26 @@ pub struct App {
     pub withdrawn: bool,
     /// Whether its checks see no more than that it listens.
     pub shallow: bool,
+    /// Requests a second that it serves; 0: no limit.
+    pub capacity: u32,
+    /// Until when it works on what it has taken.
+    pub busy_until: Time,
     /// Its sidecar's checks.
     pub gate: Gate,
 }
 
 impl App {
     /// How long it works on a request, and with which status it answers; `None`: it never does.
-    pub fn serve(&self, chance: &mut Chance) -> Option<(Time, u16)> {
+    pub fn serve(&mut self, now: Time, chance: &mut Chance) -> Option<(Time, u16)> {
         let work = (chance.between(1.0, 15.0) * MILLI as f64) as Time;
+        if let (Mood::Well, Some(each)) = (self.mood, SECOND.checked_div(u64::from(self.capacity))) {
+            // One that has more to do than it gets done soon says so at once.
+            if self.busy_until > now + LONGEST_QUEUE {
+                return Some((MILLI, 503));
+            }
+            self.busy_until = self.busy_until.max(now) + each;
+            return Some((self.busy_until - now + work, 200));
+        }
         match self.mood {
             Mood::Well => Some((work, 200)),
             Mood::Hang => None,
@@ -91,5 +103,7 @@ impl App {
     }
 }
 
+/// Work that waits, beyond which an application with a capacity refuses more.
+const LONGEST_QUEUE: Time = 100 * MILLI;
 /// A check's time.
 pub const CHECK_TIMEOUT: Time = 500 * MILLI;

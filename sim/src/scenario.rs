@@ -98,6 +98,10 @@ pub struct Mesh {
     pub idle: f64,
     /// Whether sidecars tell each other what fails.
     pub signals: bool,
+    /// `routing.breaker_slow` of every sidecar; 0 is off.
+    pub breaker_slow: u32,
+    /// Requests a second that an application serves; what is above it gets 503 at once. 0: no limit.
+    pub capacity: u32,
     /// Whether checks see no more of an application than that it listens.
     pub shallow: bool,
     /// Every link.
@@ -125,6 +129,8 @@ impl Default for Mesh {
             contacts: None,
             idle: 180.0,
             signals: true,
+            breaker_slow: 0,
+            capacity: 0,
             shallow: false,
             link: Quality::default(),
         }
