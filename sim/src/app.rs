@@ -57,6 +57,10 @@ pub struct App {
     pub busy_until: Time,
     /// Its sidecar's checks.
     pub gate: Gate,
+    /// What it can do, in parts of what an ordinary one can.
+    pub strength: f64,
+    /// Requests since the last measurement of its load, and when that was.
+    pub asked: (u32, Time),
 }
 
 impl App {
@@ -77,6 +81,13 @@ impl App {
             Mood::Slow(more) => Some((work + more, 200)),
             Mood::Fails(share) => Some((work, if chance.hits(share) { 503 } else { 200 })),
         }
+    }
+
+    /// How busy it was since the last time this was asked; `capacity`: requests a second of an ordinary one.
+    pub fn load(&mut self, capacity: f64, now: Time) -> Option<f64> {
+        let (asked, since) = std::mem::replace(&mut self.asked, (0, now));
+        let passed = now.saturating_sub(since) as f64 / SECOND as f64;
+        (passed > 0.0).then(|| f64::from(asked) / passed / (capacity * self.strength))
     }
 
     /// Whether it listens and behaves.

@@ -104,6 +104,8 @@ pub struct Mesh {
     pub capacity: u32,
     /// Whether checks see no more of an application than that it listens.
     pub shallow: bool,
+    /// Requests a second that an ordinary instance can serve; its weight then follows its load. 0: nobody measures that.
+    pub capacity: f64,
     /// Every link.
     pub link: Quality,
 }
@@ -132,6 +134,7 @@ impl Default for Mesh {
             breaker_slow: 0,
             capacity: 0,
             shallow: false,
+            capacity: 0.0,
             link: Quality::default(),
         }
     }
@@ -472,7 +475,7 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Worsen => (&["nodes", "link"], &["to", "for"], &[]),
         Do::Clock => (&["nodes", "value"], &["for"], &[]),
         Do::Disk => (&["nodes", "how"], &["for"], &["full", "corrupt", "stale"]),
-        Do::App => (&["nodes", "how"], &["for", "value"], &["down", "hang", "slow", "fail", "ok"]),
+        Do::App => (&["nodes", "how"], &["for", "value"], &["down", "hang", "slow", "fail", "weak", "ok"]),
         Do::Drift => (&["nodes", "value"], &["for"], &[]),
         Do::Withdraw => (&["nodes"], &["for"], &[]),
         Do::Weigh => (&["nodes", "value"], &["for"], &[]),

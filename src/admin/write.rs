@@ -17,7 +17,8 @@ use super::{
     views::{DrainAnswer, DrainOrder, Nothing, RollbackOrder, UndrainOrder},
 };
 use crate::{
-    agent::{InstanceChange, NewInstance, PolicyChange},
+    agent::{InstanceChange, NewInstance, NodeDone, PolicyChange},
+    telemetry::Observe,
     types::{InstanceId, InstanceRecord, LanePolicy, ServiceName},
 };
 
@@ -135,6 +136,15 @@ pub(super) async fn rollback(
 ) -> Answer<LanePolicy> {
     let service = parsed(ServiceName::new(&service))?;
     Ok(Json(state.handle.rollback(service, order.reason).await?))
+}
+
+/// `POST /v1/observe`: every active member logs all requests of a subject for a while.
+pub(super) async fn observe(State(state): State<AdminState>, Order(order): Order<Observe>) -> Answer<Vec<NodeDone>> {
+    if order.by.len() > MAX_TEXT {
+        let error = format!("`by` has {} bytes, at most {MAX_TEXT} are carried", order.by.len());
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error));
+    }
+    Ok(Json(state.handle.observe(order).await?))
 }
 
 /// `POST /v1/leave`: answers when peers were told.

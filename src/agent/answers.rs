@@ -36,6 +36,9 @@ impl Agent {
             Ask::Members(back) => drop(back.send(self.members())),
             Ask::Member(node, back) => drop(back.send(self.member(&node))),
             Ask::Compare(back) => self.compare(back),
+            Ask::Mesh(question, back) => self.ask_mesh(*question, back),
+            Ask::Observe(order, back) => self.observe_mesh(order, back),
+            Ask::Observed(back) => drop(back.send(self.observed.list(self.clock.mono()))),
             Ask::Instances(back) => drop(back.send(self.instances())),
             Ask::Info(back) => {
                 // Whoever asks before everything is bound hears that nobody answers.
@@ -77,6 +80,7 @@ impl Agent {
             Ask::Health(id, health) => self.node.set_health(now, &id, health),
             Ask::Checked(id, Ok(())) => drop(self.failing.remove(&id)),
             Ask::Checked(id, Err(reason)) => drop(self.failing.insert(id, reason)),
+            Ask::Load(id, load) => self.node.set_load(now, &id, load),
             Ask::Signals(back) => drop(back.send(self.signals())),
             Ask::Rules(rules) => self.builder.set_rules(rules),
             Ask::Shutdown => self.drain_for_shutdown(),

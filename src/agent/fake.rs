@@ -9,14 +9,16 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
 use super::{
-    CommandError, Diagnostics, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyChange,
+    CommandError, Diagnostics, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyChange,
     PolicyInfo, handle::Ask,
 };
 use crate::{
     node::{Accuser, Difference, PeerView, Story, StoryEvent},
     routing::{
-        Builder, Candidate, CandidateTable, DoubtReport, Locality, ObserverReport, SignalsReport, Snapshot, Standing,
+        Builder, Candidate, CandidateTable, DoubtReport, Explanation, Locality, MeshAnswer, NodeAnswer, ObserverReport,
+        Question, SignalsReport, SkipReason, SkippedInstance, Snapshot, Standing,
     },
+    telemetry::ObservedSubject,
     types::{
         Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId, Observation,
         PolicyVersion, ServiceName, Wall,
@@ -154,6 +156,16 @@ impl Fake {
                 drop(back.send(info.map(|info| MemberStory { info, story: story() })));
             }
             Ask::Compare(back) => drop(back.send(views())),
+            Ask::Observe(order, back) => {
+                told.note(format!("observe {} for {} ms by {}", order.subject, order.for_ms, order.by));
+                let silent = NodeDone { node: name("n2"), fault: Some("no answer within 3.5 s".into()) };
+                drop(back.send(Ok(vec![NodeDone { node: name("n1"), fault: None }, silent])));
+            }
+            Ask::Observed(back) => {
+                let subject = ObservedSubject { subject: "u7".into(), left_ms: 59_001, by: "ann".into() };
+                drop(back.send(vec![subject]));
+            }
+            Ask::Mesh(question, back) => drop(back.send(Ok(self.mesh(&question)))),
             Ask::Instances(back) => drop(back.send(self.instances.clone())),
             Ask::Info(back) => drop(back.send(self.info.clone())),
             Ask::Policies(back) => drop(back.send(self.policies.clone())),
@@ -227,12 +239,31 @@ impl Fake {
             Ask::Signals(back) => drop(back.send(signals())),
             Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
+            Ask::Load(id, load) => told.note(format!("load {id} {load:?}")),
             Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
                 told.note("leave".into());
                 let _ = back.send(());
             }
         }
+    }
+
+    /// One that agrees, one that passes over the instance, one that is silent.
+    fn mesh(&self, question: &Question) -> MeshAnswer {
+        let own = question.answer(&self.snapshot, Mono::ZERO);
+        let skipping = own.clone().map(|mut there| {
+            let why = SkipReason::BreakerOpen;
+            there.skipped.extend(there.instance.take().map(|target| SkippedInstance { id: target.id, why }));
+            there
+        });
+        let answer = |name: &str, explanation: Option<Explanation>| NodeAnswer {
+            node: NodeId::new(name).unwrap(),
+            fault: explanation.is_none().then(|| "no answer within 3.5 s".to_owned()),
+            explanation,
+            differences: Vec::new(),
+        };
+        let answers = vec![answer("n1", own.clone()), answer("n2", own), answer("n3", skipping), answer("n4", None)];
+        MeshAnswer::new(self.info.node.clone(), answers)
     }
 
     fn own(&mut self, id: &InstanceId) -> Result<&mut InstanceInfo, CommandError> {
@@ -263,6 +294,7 @@ fn snapshot(instances: &[InstanceInfo], policy: &LanePolicy) -> Arc<Snapshot> {
         env: "default".parse().unwrap(),
         region: "default".parse().unwrap(),
         zone: "default".parse().unwrap(),
+        tags: BTreeMap::new(),
     };
     let candidate = |info: &InstanceInfo| Candidate {
         record: Arc::new(info.record.clone()),
@@ -324,6 +356,7 @@ fn policy(service: ServiceName, change: &PolicyChange, epoch: u64) -> LanePolicy
         empty: change.empty.unwrap_or_default(),
         reason: change.reason.clone(),
         set_at: Wall(1_764_475_200_000),
+        rules: change.rules.clone().unwrap_or_default(),
     }
 }
 
@@ -350,6 +383,7 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         capacity: None,
         updated_at: Wall(1_764_475_200_000),
         removed: false,
+        load: None,
     };
     InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None, failing: None }
 }

@@ -10,7 +10,8 @@ use super::{Diagnostics, LocalInstance};
 use crate::{
     lanes::PolicyChange,
     node::{InstanceChange, PeerView, Story},
-    routing::{Rules, SignalsReport, Snapshot},
+    routing::{MeshAnswer, Question, Rules, SignalsReport, Snapshot},
+    telemetry::{Observe, ObservedSubject},
     types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
 };
 
@@ -106,6 +107,15 @@ fn normal_weight() -> u16 {
     crate::types::NORMAL_WEIGHT
 }
 
+/// Whether a node did what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeDone {
+    /// Which.
+    pub node: NodeId,
+    /// Why it did not; `None` when it did.
+    pub fault: Option<String>,
+}
+
 /// A policy as people see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyInfo {
@@ -174,6 +184,9 @@ pub(super) enum Ask {
     Members(oneshot::Sender<Vec<MemberInfo>>),
     Member(NodeId, oneshot::Sender<Option<MemberStory>>),
     Compare(oneshot::Sender<Vec<PeerView>>),
+    Mesh(Box<Question>, oneshot::Sender<Result<MeshAnswer, CommandError>>),
+    Observe(Observe, oneshot::Sender<Result<Vec<NodeDone>, CommandError>>),
+    Observed(oneshot::Sender<Vec<ObservedSubject>>),
     Instances(oneshot::Sender<Vec<InstanceInfo>>),
     Info(oneshot::Sender<NodeInfo>),
     Diagnostics(oneshot::Sender<Diagnostics>),
@@ -197,6 +210,7 @@ pub(super) enum Ask {
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
     Checked(InstanceId, Result<(), String>),
+    Load(InstanceId, Option<f64>),
     Shutdown,
     Signals(oneshot::Sender<SignalsReport>),
     Rules(Rules),
@@ -243,6 +257,22 @@ impl Handle {
     /// answer, some seconds where somebody does not answer.
     pub async fn compare(&self) -> Result<Vec<PeerView>, CommandError> {
         ask!(self, |back| Ask::Compare(back))
+    }
+
+    /// Asks every active member where it would send a request, and says in what they differ. Takes as long as the slowest answer,
+    /// some seconds where somebody does not answer.
+    pub async fn ask_mesh(&self, question: Question) -> Result<MeshAnswer, CommandError> {
+        ask!(self, |back| Ask::Mesh(Box::new(question), back))?
+    }
+
+    /// Has every active member log all requests of a subject for a while; who has heard it, by node id.
+    pub async fn observe(&self, order: Observe) -> Result<Vec<NodeDone>, CommandError> {
+        ask!(self, |back| Ask::Observe(order, back))?
+    }
+
+    /// Subjects under observation here.
+    pub async fn observed(&self) -> Result<Vec<ObservedSubject>, CommandError> {
+        ask!(self, |back| Ask::Observed(back))
     }
 
     /// Instances, by service and id.
@@ -331,6 +361,11 @@ impl Handle {
     /// A check of an instance's application has another result than the one before it.
     pub async fn checked(&self, id: InstanceId, result: Result<(), String>) -> Result<(), CommandError> {
         self.asks.send(Ask::Checked(id, result)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// A check measured how busy an instance is (1.0: as much as it can do), or it says nothing of that any more.
+    pub async fn load(&self, id: InstanceId, load: Option<f64>) -> Result<(), CommandError> {
+        self.asks.send(Ask::Load(id, load)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// Takes everything out of rotation because the process ends; not kept over a restart.

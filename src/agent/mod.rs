@@ -12,14 +12,16 @@ pub(crate) mod fake;
 mod handle;
 mod metrics;
 mod post;
+mod questions;
 mod run;
 mod seeds;
 mod signals;
 mod state;
+mod survey;
 mod views;
 
 pub use diagnostics::{ClockInfo, Diagnostics, SeedAddr, SeedInfo};
-pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyInfo};
+pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyInfo};
 pub use metrics::MeshMetrics;
 pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};

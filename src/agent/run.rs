@@ -16,6 +16,7 @@ use super::{
     handle::{Ask, Handle},
     metrics::MeshMetrics,
     post::{self, ForPeople, ForShell},
+    questions::Questions,
     seeds,
     signals::Telling,
     views,
@@ -26,7 +27,7 @@ use crate::{
     node::{Event, Input, InstanceSpec, Node, Now, SHUTDOWN, Stored},
     ready::{Blocker, Ready},
     routing::{self, Locality, Rules, Snapshot},
-    telemetry::Clock,
+    telemetry::{Clock, Observed},
     types::{InstanceId, Mono, NodeId, Wall},
 };
 
@@ -102,6 +103,8 @@ pub struct AgentConfig {
     pub host: String,
     /// Counts.
     pub metrics: Arc<MeshMetrics>,
+    /// Subjects whose requests are all logged.
+    pub observed: Observed,
     /// What readiness waits for.
     pub ready: Arc<Ready>,
 }
@@ -137,6 +140,8 @@ pub struct Agent {
     pub(super) certificate_until: Wall,
     /// The wall time at monotonic time zero as it was at the start, in milliseconds.
     pub(super) wall_zero: i64,
+    pub(super) questions: Questions,
+    pub(super) observed: Observed,
     /// The highest generation that the writer has been given; told when it is on disk.
     written: watch::Sender<u64>,
     writing: u64,
@@ -183,6 +188,8 @@ impl Agent {
             seeds: Vec::new(),
             certificate_until: config.certificate_until,
             wall_zero: wall_zero(config.clock),
+            questions: Questions::default(),
+            observed: config.observed,
             written: watch::Sender::new(0),
             writing: 0,
             builder,
@@ -248,6 +255,7 @@ impl Agent {
             self.carry_out();
             self.note_ready();
             self.compare_on();
+            self.questions_on();
             self.say_goodbye();
         }
     }
@@ -268,8 +276,8 @@ impl Agent {
         let timers = [self.node.poll_timeout(), self.telling.due()].into_iter().flatten();
         let due = timers.fold(self.observe_at, Mono::min).since(self.clock.mono());
         let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
-        let compared = self.comparison.as_ref().map(|comparison| comparison.until);
-        [goodbye, compared].into_iter().flatten().fold(now + due, Ord::min)
+        let compared = self.comparison.as_ref().map(|comparison| comparison.survey.until);
+        [goodbye, compared, self.questions.until()].into_iter().flatten().fold(now + due, Ord::min)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -300,6 +308,7 @@ impl Agent {
     }
 
     fn net_event(&mut self, event: NetEvent) {
+        let Some(event) = self.question_or(event) else { return };
         match post::input(event) {
             Ok(input) => self.feed(input),
             Err(ForPeople::NameClaimed { addr }) => self.event(Event::NameClaimed { addr }),

@@ -204,7 +204,7 @@ pub(super) fn render(instances: &[InstanceInfo]) -> String {
             record.authority(),
             record.lane.to_string(),
             record.version.to_string(),
-            record.weight.to_string(),
+            weight(record),
             format!("{}{stale}", health(record.health)),
             record.drain.as_ref().map(drain).unwrap_or_default(),
             excluded(info),
@@ -236,12 +236,21 @@ fn record(record: &InstanceRecord) -> String {
         ("address", record.authority()),
         ("lane", record.lane.to_string()),
         ("version", record.version.to_string()),
-        ("weight", record.weight.to_string()),
+        ("weight", weight(record)),
+        ("load", record.load.map(|load| format!("{} %", load.percent)).unwrap_or_default()),
         ("health", health(record.health).to_owned()),
         ("drained", record.drain.as_ref().map(drain).unwrap_or_default()),
         ("tags", tags.join(", ")),
         ("capacity", record.capacity.map(|capacity| format!("{capacity}/s")).unwrap_or_default()),
     ])
+}
+
+/// As set, and what is left of it while the instance is overloaded.
+fn weight(record: &InstanceRecord) -> String {
+    match record.ring_weight() {
+        eased if eased != record.weight => format!("{} ({eased} by load)", record.weight),
+        _ => record.weight.to_string(),
+    }
 }
 
 /// Who, when, why.

@@ -180,8 +180,23 @@ async fn observe_says_who_saw_what_and_what_follows() {
     assert_eq!(
         started().await.prints("observe").await,
         "kept away  n2 of orders for 1 s: 4 of 4 failed, seen by n1, n3\n\
-         says       n3, 1.5 s ago: n2 of orders: 2 of 2 failed (others see the same)\n"
+         says       n3, 1.5 s ago: n2 of orders: 2 of 2 failed (others see the same)\n\
+         observed   u7, for 1m, by ann\n"
     );
+}
+
+#[tokio::test]
+async fn a_subject_is_observed_by_everybody_and_who_has_not_heard_is_named() {
+    let sidecar = started().await;
+    assert_eq!(
+        sidecar.prints("observe --subject u1 --for 30s --by ann").await,
+        "u1: observed for 30s: look into the access logs for user_id; 1 of 2 nodes know\nn2: no answer within 3.5 s\n"
+    );
+    assert_eq!(sidecar.told.take(), ["observe u1 for 30000 ms by ann"]);
+    assert!(sidecar.prints("observe --subject u1 --for 0s").await.starts_with("u1: no longer observed"));
+    assert_eq!(sidecar.json("observe --subject u1").await[1]["node"], "n2");
+    assert_eq!(sidecar.fails("observe --for 30s").await.exit, Exit::Usage);
+    assert_eq!(sidecar.fails("observe --subject u1 --for 30").await.exit, Exit::Usage);
 }
 
 #[tokio::test]
@@ -202,6 +217,18 @@ async fn route_and_ring_are_worded_by_routing() {
     assert_eq!(sidecar.json("route orders --key u1 --anonymous").await["lane_reason"], "anonymous");
     assert!(sidecar.json("route orders --key u1 --method POST").await["instance"].is_null());
     assert!(sidecar.prints("ring orders").await.contains("256"));
+    let mesh = sidecar.prints("route orders --key u1 --mesh").await;
+    for line in [
+        "n1    canary  stable     n1        0.1764475200000  ",
+        "n3: it passes over n1: its breaker is open",
+        "n4: no answer within 3.5 s",
+        "2 answer as n1, 1 differ, 1 did not answer",
+    ] {
+        assert!(mesh.contains(line), "{line}: {mesh}");
+    }
+    assert_eq!(sidecar.json("route orders --header x-user-id:u1 --path /v2").await["subject"], "u1");
+    assert_eq!(sidecar.fails("route orders").await.exit, Exit::Usage);
+    assert_eq!(sidecar.fails("route orders --key u1 --header x-beta").await.exit, Exit::Usage);
     let failure = sidecar.fails("route nosuch --key u1").await;
     assert_eq!((failure.exit, failure.cure.as_deref()), (Exit::NotFound, Some("known services: orders")));
 }

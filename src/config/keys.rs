@@ -333,6 +333,8 @@ pub(super) const KEYS: &[Key] = keys! {
         "weight" Whole(0, 1_600), Is("100"), "Share of keys: 100 is normal, 0 takes no new traffic.";
         "tags" Table, Unset("{ rack = \"a7\" }", "none"), "Free labels; a record with all its tags has at most 8192 bytes.";
         "capacity" Whole(1, 4_294_967_295), Unset("500", "not announced"), "Requests a second that it can serve.";
+        "load" Text, Is("none"),
+            "How busy the application is, by which its weight follows: while it has more to do than it should, and more than its lane,              it keeps step by step less of it, at least half, and gets it back when there is room. `check`: the health reply says it in the              header x-lanemesh-load, as `0.6`, `60%` or, of `capacity`, `300/s`. `cgroup:DIR`: the kernel counts it, processor time and              memory against their limits. `none`: the weight stays as it is.";
         "check" Text, Is("tcp"),
             "Health check of the application: `http:/path` (GET answers 200 to 399), `tcp` (a connection is accepted) or \
              `none` (always passing). An instance takes traffic only after it passed.";

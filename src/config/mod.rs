@@ -31,7 +31,7 @@ pub use raw::{MAX_FILE_BYTES, decode};
 pub use reference::reference;
 pub use resolve::resolve;
 pub use resolved::{
-    AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LogFormat, Profile, Proxy, ServiceRule,
+    AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LoadSource, LogFormat, Profile, Proxy, ServiceRule,
     Shutdown, TcpKey, Timeouts,
 };
 pub use routing::{Balance, Breaker, Counts, Fallback, Routing, Statuses};

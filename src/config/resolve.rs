@@ -14,7 +14,7 @@ use std::{
 use crate::types::{NodeId, Protocol, ServiceName, SubjectSource};
 
 use super::{
-    AccessLog, Admin, Check, Config, Fault, Gossip, Identity, Instance, LogFormat, Overrides, Profile, Proxy, Routing,
+    AccessLog, Admin, Check, CheckKind, Config, Fault, Gossip, Identity, Instance, LoadSource, LogFormat, Overrides, Profile, Proxy, Routing,
     ServiceRule, Shutdown, TcpKey, Timeouts,
     fault::{Faults, Wrong},
     keys::{Key, MAX_INSTANCES, MAX_SERVICES},
@@ -22,7 +22,7 @@ use super::{
     raw::{self, Entries, Node, Value},
     routing,
     table::{Section, keep_known},
-    values::{self, Parsed, format_duration, parse_check, parse_subject, request_id_in, split},
+    values::{self, Parsed, format_duration, parse_check, parse_load, parse_subject, request_id_in, split},
 };
 
 /// Resolves a file's text (empty for no file) and what lies over it; every fault at once, the file's in order of its lines.
@@ -278,11 +278,11 @@ fn instance(s: &Section<'_>, f: &mut Faults) -> Option<Instance> {
     let weight = small(s.value(f, "weight", values::whole));
     let tags = tags(s, f);
     let capacity = s.get(f, "capacity", values::whole).map(small);
-    let check = check(s, f);
+    let check = check(s, f, capacity);
     Some(Instance { id, service: service?, host, port: port?, protocol, version, lane, weight, tags, capacity, check })
 }
 
-fn check(s: &Section<'_>, f: &mut Faults) -> Check {
+fn check(s: &Section<'_>, f: &mut Faults, capacity: Option<u32>) -> Check {
     let kind = |value: &Value, key: &Key| parse_check(values::text(value, key)?).map_err(|message| split(&message));
     let kind = s.value(f, "check", kind);
     let interval: Duration = s.value(f, "check_interval", values::span);
@@ -295,7 +295,13 @@ fn check(s: &Section<'_>, f: &mut Faults) -> Check {
     }
     let rise = small(s.value(f, "rise", values::whole));
     let fall = small(s.value(f, "fall", values::whole));
-    Check { kind, interval, timeout, rise, fall }
+    let load = |value: &Value, key: &Key| parse_load(values::text(value, key)?, capacity).map_err(|message| split(&message));
+    let load = s.value(f, "load", load);
+    if matches!(load, LoadSource::Check(_)) && !matches!(kind, CheckKind::Http(_)) {
+        let reason = "`check` reads a header of the health reply, and this check has none";
+        s.fault(f, "load", Wrong::new(reason, "set check = \"http:/path\", or load = \"cgroup:DIR\""));
+    }
+    Check { kind, interval, timeout, load, rise, fall }
 }
 
 /// Labels, within the limits of an instance record, so that a refusal comes where they are typed.

@@ -188,6 +188,8 @@ pub struct Check {
     pub interval: Duration,
     /// Per check.
     pub timeout: Duration,
+    /// Whether and where it tells how busy the application is.
+    pub load: LoadSource,
     /// Successes in a row until passing.
     pub rise: u8,
     /// Failures in a row until critical.
@@ -198,8 +200,20 @@ impl Default for Check {
     /// As an instance without `check` keys has it.
     fn default() -> Self {
         let (interval, timeout) = (Duration::from_secs(1), Duration::from_millis(500));
-        Self { kind: CheckKind::Tcp, interval, timeout, rise: 2, fall: 2 }
+        Self { kind: CheckKind::Tcp, interval, timeout, load: LoadSource::None, rise: 2, fall: 2 }
     }
+}
+
+/// Where an instance's load comes from (REQUIREMENTS R10).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum LoadSource {
+    /// Nobody measures it: the weight is what it is set to.
+    #[default]
+    None,
+    /// The header `x-lanemesh-load` of the health reply; rates in it are of this capacity, requests a second.
+    Check(Option<u32>),
+    /// A control group of version 2: this directory.
+    Group(PathBuf),
 }
 
 /// What a check asks.

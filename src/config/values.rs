@@ -9,7 +9,7 @@ use std::{
 use crate::types::{NameError, SubjectPart, SubjectSource};
 
 use super::{
-    CheckKind,
+    CheckKind, LoadSource,
     fault::Wrong,
     keys::{Key, Kind},
     raw::{Node, Value},
@@ -74,6 +74,22 @@ pub fn parse_check(text: &str) -> Result<CheckKind, String> {
         ));
     }
     Ok(CheckKind::Http(path.to_owned()))
+}
+
+/// `none`, `check` or `cgroup:DIR`. The error says so.
+pub(super) fn parse_load(text: &str, capacity: Option<u32>) -> Result<LoadSource, String> {
+    const ALLOWED: &str = "write \"none\", \"check\" or \"cgroup:/sys/fs/cgroup/...\"";
+    match text {
+        "none" => return Ok(LoadSource::None),
+        "check" => return Ok(LoadSource::Check(capacity)),
+        _ => {}
+    }
+    let shown: String = text.chars().take(80).collect();
+    match text.strip_prefix("cgroup:") {
+        Some(dir) if dir.starts_with('/') => Ok(LoadSource::Group(dir.into())),
+        Some(_) => Err(format!("`{shown}` needs the whole path of a directory; {ALLOWED}")),
+        None => Err(format!("`{shown}` is no source of load; {ALLOWED}")),
+    }
 }
 
 /// `header:NAME` or `cookie:NAME`, several of them joined. Header names come back in lower case. The error says what to write.

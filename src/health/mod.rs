@@ -1,4 +1,9 @@
-//! Floor 2: rise and fall over check results; a pure state machine (`probe` does the checking).
+//! Floor 2: what an application's own sidecar makes of what it sees: rise and fall over check results, and how much of its weight
+//! an overloaded one keeps (`easing`). Pure state machines; `probe` does the checking.
+
+pub mod easing;
+
+pub use easing::Easing;
 
 use crate::types::Health;
 

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::{Drains, Node, Now, Output, Phase, Records, Spread, sync::Purpose};
 use crate::{
     catalog::{Change, MAX_AHEAD_MS},
+    health::Easing,
     lanes::{PolicyChange, rollback},
     types::{
         CertFacts, Drain, Env, Health, InstanceId, InstanceRecord, Lane, LanePolicy, MAX_RECORD_BYTES, MemberState,
-        Protocol, RecordFault, Region, ServiceName, VersionName, Zone,
+        NodeId, Protocol, RecordFault, Region, ServiceName, VersionName, Zone,
     },
     wire::{Body, Left, SyncRequest},
 };
@@ -127,12 +128,14 @@ pub enum OrderError {
 pub(super) struct Local {
     records: Records,
     drains: BTreeMap<InstanceId, Drain>,
+    /// Of instances whose load is measured.
+    pub(super) easings: BTreeMap<InstanceId, Easing>,
     facts: CertFacts,
 }
 
 impl Local {
     pub fn new(drains: Drains, facts: CertFacts) -> Self {
-        Self { records: Records::new(), drains: drains.into_iter().collect(), facts }
+        Self { records: Records::new(), drains: drains.into_iter().collect(), easings: BTreeMap::new(), facts }
     }
 
     /// Operators' drains; one that a shutdown set ends with the process.
@@ -174,6 +177,7 @@ impl Node {
             capacity: spec.capacity,
             updated_at: now.wall,
             removed: false,
+            load: held.and_then(|record| record.load),
         };
         self.put(now, record)
     }
@@ -207,10 +211,61 @@ impl Node {
         }
     }
 
+    /// A check measured how busy the application is (1.0: as much as it can do), or `None`: it says nothing of that any more. What
+    /// follows for its weight is told when it is worth it. Unknown ids are ignored.
+    pub fn set_load(&mut self, now: Now, id: &InstanceId, load: Option<f64>) {
+        let Ok(record) = self.own(id).cloned() else { return };
+        let told = match load {
+            None => {
+                self.local.easings.remove(id);
+                None
+            }
+            Some(load) => {
+                let others = self.load_of_others(&record);
+                let fresh = Easing::new(load, now.mono);
+                let easing = self.local.easings.entry(id.clone()).or_insert(fresh);
+                // Of one whose figure was taken back, or never told.
+                let missing = record.load.is_none().then(|| easing.figure());
+                match easing.measured(load, others, now.mono).or(missing) {
+                    Some(figure) => Some(figure),
+                    None => return,
+                }
+            }
+        };
+        if record.load == told {
+            return;
+        }
+        if let Err(error) = self.put(now, InstanceRecord { load: told, ..record }) {
+            self.event(super::Event::Report(format!("load of `{id}` not announced: {error}")));
+        }
+    }
+
+    /// Mean load of the other candidates of an instance's lane that tell theirs, by weight; 1.0 is all they can do.
+    fn load_of_others(&self, record: &InstanceRecord) -> Option<f64> {
+        let lives = |owner: &NodeId| {
+            *owner == self.config.node || self.membership.state(owner) == Some(MemberState::Alive)
+        };
+        let others = self.catalog.instances().map(|entry| &entry.record).filter(|other| {
+            (&other.service, &other.env, &other.lane) == (&record.service, &record.env, &record.lane)
+                && (&other.owner, &other.id) != (&record.owner, &record.id)
+                && !other.removed
+                && other.drain.is_none()
+                && other.health != Health::Critical
+                && lives(&other.owner)
+        });
+        let (mut load, mut weight) = (0, 0);
+        for (figure, share) in others.filter_map(|other| Some((other.load?, u64::from(other.ring_weight())))) {
+            load += u64::from(figure.percent) * share;
+            weight += share;
+        }
+        (weight > 0).then(|| load as f64 / (100 * weight) as f64)
+    }
+
     /// Withdraws an instance.
     pub fn withdraw(&mut self, now: Now, id: &InstanceId) -> Result<(), OrderError> {
         let record = InstanceRecord { removed: true, ..self.own(id)?.clone() };
         self.local.drains.remove(id);
+        self.local.easings.remove(id);
         self.put(now, record).map(|_| ())
     }
 

@@ -5,9 +5,12 @@
 //! state, the next one comes after a tenth of a second, so that start-up takes about 0.2 s with `rise = 2`, and a dying
 //! application is critical well within 2 s (one interval, two timeouts and the short wait between them).
 //!
-//! Not here: checks of other sidecars' instances; each sidecar speaks for its own.
+//! Where it is asked for, a check also brings how busy the application is (`load`, REQUIREMENTS R10), which is reported each time.
+//!
+//! Not here: checks of other sidecars' instances; each sidecar speaks for its own. What follows from a load is the node's.
 
 mod check;
+mod load;
 
 use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
 
@@ -17,9 +20,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use self::load::Group;
 use crate::{
     agent::Handle,
-    config::{Check, CheckKind},
+    config::{Check, CheckKind, LoadSource},
     health::Gate,
     types::{Health, InstanceId},
 };
@@ -38,6 +42,17 @@ pub struct Target {
     pub authority: String,
     /// How it is checked.
     pub check: Check,
+}
+
+/// What a check brings.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Heard {
+    /// The instance's health has changed.
+    Health(Health),
+    /// A check ended otherwise than the one before it: it passed, or failed for this reason.
+    Result(Result<(), String>),
+    /// How busy it is (1.0: as much as it can do), where that is asked for; `None`: it did not say.
+    Load(Option<f64>),
 }
 
 #[derive(Debug)]
@@ -74,7 +89,7 @@ impl Drop for Probes {
 
 /// Checks once, for a sidecar that is to be started: the error says what was seen.
 pub async fn once(target: &Target) -> Result<(), String> {
-    if target.check.kind == CheckKind::None { Ok(()) } else { check::once(target).await }
+    if target.check.kind == CheckKind::None { Ok(()) } else { check::once(target).await.map(drop) }
 }
 
 /// The longest until an instance is critical, after its application died and refuses (first), or hangs (second); `None` when
@@ -87,33 +102,25 @@ pub fn worst(check: &Check) -> Option<(Duration, Duration)> {
     (check.kind != CheckKind::None).then_some((refusing, hanging))
 }
 
-/// Starts checking `targets`; changes of health go to the agent. Must be called inside a runtime.
+/// Starts checking `targets`; changes of health, and loads, go to the agent. Must be called inside a runtime.
 pub fn start(targets: Vec<Target>, handle: Handle) -> Probes {
-    start_with(targets, move |id, news| {
+    start_with(targets, move |id, heard| {
         let handle = handle.clone();
         async move {
-            let told = match news {
-                News::Health(health) => handle.health(id, health).await,
-                News::Result(result) => handle.checked(id, result).await,
+            let told = match heard {
+                Heard::Health(health) => handle.health(id, health).await,
+                Heard::Load(load) => handle.load(id, load).await,
+                Heard::Result(result) => handle.checked(id, result).await,
             };
             told.is_ok()
         }
     })
 }
 
-/// What is new of an instance.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
-    /// Its health has changed.
-    Health(Health),
-    /// A check ended otherwise than the one before it: it passed, or failed for this reason.
-    Result(Result<(), String>),
-}
-
-/// Like [`start`], with any receiver of changes; `false` from it means that nobody listens any more.
+/// Like [`start`], with any receiver; `false` from it means that nobody listens any more.
 pub fn start_with<R, F>(targets: Vec<Target>, report: R) -> Probes
 where
-    R: Fn(InstanceId, News) -> F + Clone + Send + Sync + 'static,
+    R: Fn(InstanceId, Heard) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = bool> + Send + 'static,
 {
     #[expect(clippy::disallowed_methods, reason = "only this sidecar's own operator orders checks, one at a time")]
@@ -132,7 +139,7 @@ impl Drop for Running {
 
 async fn supervise<R, F>(targets: Vec<Target>, mut orders: mpsc::UnboundedReceiver<Order>, report: R)
 where
-    R: Fn(InstanceId, News) -> F + Clone + Send + Sync + 'static,
+    R: Fn(InstanceId, Heard) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = bool> + Send + 'static,
 {
     let mut running = BTreeMap::new();
@@ -144,7 +151,7 @@ where
                 let known = running.remove(&target.id).is_some();
                 if known {
                     // Registered anew: what the old check saw does not speak for it.
-                    report(target.id.clone(), News::Health(Health::Critical)).await;
+                    report(target.id.clone(), Heard::Health(Health::Critical)).await;
                 }
                 let (id, task) = begin(target);
                 running.insert(id, task);
@@ -159,12 +166,16 @@ where
 /// Checks one instance until nobody listens.
 async fn watch<R, F>(target: Target, report: R)
 where
-    R: Fn(InstanceId, News) -> F,
+    R: Fn(InstanceId, Heard) -> F,
     F: Future<Output = bool>,
 {
+    let mut group = match &target.check.load {
+        LoadSource::Group(dir) => Some(Group::new(dir)),
+        LoadSource::None | LoadSource::Check(_) => None,
+    };
     if target.check.kind == CheckKind::None {
-        report(target.id, News::Health(Health::Passing)).await;
-        return;
+        report(target.id.clone(), Heard::Health(Health::Passing)).await;
+        return watch_group(&target, group, report).await;
     }
     let mut gate = Gate::new(target.check.rise, target.check.fall);
     let started = Instant::now();
@@ -180,20 +191,44 @@ where
                 told = true;
             }
         }
-        if last.as_ref() != Some(&answer) {
-            report(target.id.clone(), News::Result(answer.clone())).await;
-            last = Some(answer.clone());
+        let result = answer.as_ref().map(|_| ()).map_err(Clone::clone);
+        if last.as_ref() != Some(&result) {
+            report(target.id.clone(), Heard::Result(result.clone())).await;
+            last = Some(result);
         }
         if let Some(health) = gate.record(answer.is_ok()) {
-            tracing::info!(instance = %target.id, ?health, reason = answer.err(), "health of the application changed");
-            if !report(target.id.clone(), News::Health(health)).await {
+            tracing::info!(instance = %target.id, ?health, reason = answer.as_ref().err(), "health of the application changed");
+            if !report(target.id.clone(), Heard::Health(health)).await {
                 return;
             }
+        }
+        let load = match (&target.check.load, &mut group) {
+            (LoadSource::None, _) => None,
+            (_, Some(group)) => Some(group.look()),
+            // One that fails says nothing of its load.
+            (_, None) => answer.ok(),
+        };
+        if let Some(load) = load
+            && !report(target.id.clone(), Heard::Load(load)).await
+        {
+            return;
         }
         passed_before |= gate.health() == Health::Passing;
         let soon = gate.undecided() || !passed_before && started.elapsed() < STARTING;
         let wait = if soon { SOON.min(target.check.interval) } else { target.check.interval };
         sleep_until((began + wait).max(Instant::now() + MIN_PAUSE)).await;
+    }
+}
+
+/// Of an instance that is not checked only its control group is looked at, where it has one.
+async fn watch_group<R, F>(target: &Target, group: Option<Group>, report: R)
+where
+    R: Fn(InstanceId, Heard) -> F,
+    F: Future<Output = bool>,
+{
+    let Some(mut group) = group else { return };
+    while report(target.id.clone(), Heard::Load(group.look())).await {
+        sleep_until(Instant::now() + target.check.interval).await;
     }
 }
 

@@ -15,7 +15,7 @@ use super::*;
 
 fn check(kind: CheckKind) -> Check {
     let interval = Duration::from_millis(200);
-    Check { kind, interval, timeout: Duration::from_millis(100), rise: 2, fall: 2 }
+    Check { kind, interval, timeout: Duration::from_millis(100), load: LoadSource::None, rise: 2, fall: 2 }
 }
 
 fn target(kind: CheckKind, addr: SocketAddr) -> Target {
@@ -25,12 +25,11 @@ fn target(kind: CheckKind, addr: SocketAddr) -> Target {
 /// Starts checks whose reports arrive on a channel.
 fn watched(targets: Vec<Target>) -> (Probes, mpsc::UnboundedReceiver<(InstanceId, Health)>) {
     let (tx, rx) = mpsc::unbounded_channel();
-    let report = move |id, news| {
-        let told = match news {
-            News::Health(health) => tx.send((id, health)).is_ok(),
-            News::Result(_) => true,
-        };
-        std::future::ready(told)
+    let report = move |id, heard| {
+        std::future::ready(match heard {
+            Heard::Health(health) => tx.send((id, health)).is_ok(),
+            Heard::Load(_) | Heard::Result(_) => true,
+        })
     };
     (start_with(targets, report), rx)
 }
@@ -110,16 +109,16 @@ async fn why_a_check_fails_is_told_once_until_it_changes() {
     let status = Arc::new(AtomicU16::new(500));
     let addr = app(status.clone()).await;
     let (tx, mut rx) = mpsc::unbounded_channel();
-    let report = move |_, news| std::future::ready(tx.send(news).is_ok());
+    let report = move |_, heard| std::future::ready(tx.send(heard).is_ok());
     let _probes = start_with(vec![target(CheckKind::Http("/health".into()), addr)], report);
     let mut next =
         async || timeout(Duration::from_secs(5), rx.recv()).await.expect("a report in time").expect("probes run");
-    assert_eq!(next().await, News::Result(Err("GET /health answered 500".into())));
+    assert_eq!(next().await, Heard::Result(Err("GET /health answered 500".into())));
     status.store(404, Relaxed);
-    assert_eq!(next().await, News::Result(Err("GET /health answered 404".into())));
+    assert_eq!(next().await, Heard::Result(Err("GET /health answered 404".into())));
     status.store(200, Relaxed);
-    assert_eq!(next().await, News::Result(Ok(())));
-    assert_eq!(next().await, News::Health(Health::Passing));
+    assert_eq!(next().await, Heard::Result(Ok(())));
+    assert_eq!(next().await, Heard::Health(Health::Passing));
 }
 
 #[test]
@@ -127,4 +126,26 @@ fn with_the_defaults_a_dead_application_is_known_everywhere_within_two_seconds()
     let (refusing, hanging) = worst(&Check::default()).expect("checked");
     assert!(refusing < Duration::from_millis(1_500) && refusing < hanging, "{refusing:?} {hanging:?}");
     assert_eq!(worst(&check(CheckKind::None)), None);
+}
+
+#[tokio::test]
+async fn a_health_reply_says_how_busy_the_application_is() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 1024]).await;
+            let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nX-Lanemesh-Load: 350/s\r\n\r\n";
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    let mut asked = target(CheckKind::Http("/health".into()), addr);
+    asked.check.load = LoadSource::Check(Some(500));
+    let (tx, mut rx) = mpsc::unbounded_channel();
+    let _probes = start_with(vec![asked], move |_, heard| std::future::ready(tx.send(heard).is_ok()));
+    let mut heard = Vec::new();
+    while heard.len() < 4 {
+        heard.push(timeout(Duration::from_secs(5), rx.recv()).await.expect("a report in time").expect("probes run"));
+    }
+    assert!(heard.contains(&Heard::Load(Some(0.7))) && heard.contains(&Heard::Health(Health::Passing)), "{heard:?}");
 }

@@ -211,7 +211,8 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
     let _ = stream.set_nodelay(true);
     let client = Client::new(&worker, Socket::new(stream), address, dedicated);
     let _registered = worker.register(&client);
-    let Some(first) = plain::serve(&slot, &client).await else { return };
+    let first = if worker.plain { plain::serve(&slot, &client).await } else { Some(Bytes::new()) };
+    let Some(first) = first else { return };
     // On the heap: most connections never need the others' room.
     let http2 = if first.starts_with(PREFACE) {
         Some(first)

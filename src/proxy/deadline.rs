@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
-use super::{fields::Fields, grpc, headers::X_REQUEST_TIMEOUT};
+use super::{grpc, headers::X_REQUEST_TIMEOUT};
 
 /// The shorter of what the headers say.
 pub(super) fn requested(headers: &HeaderMap, grpc: bool) -> Option<Duration> {
     let call = if grpc { grpc::timeout(headers) } else { None };
-    match (of_caller(headers), call) {
+    let own = headers.get(X_REQUEST_TIMEOUT).and_then(|value| parse(value.to_str().ok()?));
+    match (own, call) {
         (Some(own), Some(call)) => Some(own.min(call)),
         (own, call) => own.or(call),
     }
@@ -18,8 +19,8 @@ pub(super) fn requested(headers: &HeaderMap, grpc: bool) -> Option<Duration> {
 
 /// Milliseconds without a unit, or a number with `ms` or `s` (`250`, `250ms`, `1.5s`). What does not parse is ignored: a limit
 /// that nobody understands is none.
-pub(super) fn of_caller<F: Fields + ?Sized>(headers: &F) -> Option<Duration> {
-    let text = headers.text(X_REQUEST_TIMEOUT.as_str())?.trim_ascii();
+pub(super) fn parse(text: &str) -> Option<Duration> {
+    let text = text.trim_ascii();
     let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 1e-3),
         (None, Some(number)) => (number, 1.0),

@@ -202,7 +202,7 @@ impl Drop for Flight {
         self.client.left(now);
         let access = &self.worker.access;
         let failed = self.error.is_some() || self.status.is_none_or(|status| status >= 500);
-        if access.wants(self.random, failed) {
+        if access.wants(self.random, failed) || self.worker.metrics.observed.holds(self.subject.as_deref(), now) {
             access.log(Box::new(self.entry(now)));
         }
     }

@@ -17,17 +17,18 @@ use super::{
     connect::connect,
     deadline,
     exchange::{Answer, Exchange, Tried},
-    fields::Fields,
     flight::Flight,
     grpc, h2_serve,
+    head::RequestHead,
     headers::{self, Put, X_ATTEMPTS, X_BUCKET, X_INSTANCE, X_LANE, X_REASON, X_VERSION},
-    subject, target,
+    target,
     tunnel::Tunnel,
     view::Service,
     worker::Worker,
 };
 use crate::{
     config::Proxy,
+    lanes::Head,
     routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step},
 };
 
@@ -83,10 +84,10 @@ async fn answer(
     let wanted = target::resolve(method, *version, uri, headers, dedicated.as_deref())?;
     let view = flight.view.clone();
     let unknown = || Refusal { reason: Reason::UnknownService, detail: shown(wanted.as_str()) };
-    let service = view.service(wanted.as_str(), &worker.rules, &worker.config.subject).ok_or_else(unknown)?;
+    let service = view.service(wanted.as_str()).ok_or_else(unknown)?;
     flight.service = Some(service.clone());
     let routed = service.view(&view).ok_or_else(unknown)?;
-    let decision = decide(worker, flight, &service, routed, headers);
+    let decision = decide(worker, flight, &service, routed, &RequestHead { method, uri, headers });
     let limit = deadline::requested(headers, flight.grpc);
     if limit.is_none() {
         // What this proxy could not read, nobody behind it is to read otherwise.
@@ -126,23 +127,15 @@ pub(super) fn limits(worker: &Worker, grpc: bool, limit: Option<Duration>) -> At
 }
 
 /// Asks routing, and notes what it said.
-pub(super) fn decide<F: Fields + ?Sized>(
+pub(super) fn decide(
     worker: &Worker,
     flight: &mut Flight,
     service: &Service,
     routed: &ServiceView,
-    headers: &F,
+    head: &dyn Head,
 ) -> Decision {
-    let subject = subject::extract(&service.subject, headers, service.request_id);
-    let own_key = service.route_key.as_ref().map(|source| subject::extract(source, headers, service.request_id));
-    let route_key = own_key.as_ref().map(|key| key.as_deref()).unwrap_or(None);
-    let request = routing::Request {
-        subject: subject.as_deref(),
-        route_key,
-        explicit_lane: headers.text(worker.lane_header.as_str()),
-        method: flight.class,
-        random: flight.random,
-    };
+    let who = routed.reading.read(head);
+    let request = who.request(head, flight.class, flight.random);
     let decision = routing::choose(&flight.view.snapshot, routed, &request, worker.clock.mono());
     if decision.panic {
         worker.metrics.panicked(service.name.as_str());
@@ -155,8 +148,8 @@ pub(super) fn decide<F: Fields + ?Sized>(
         worker.metrics.fell_back(service.name.as_str(), lane, served.name.as_str(), why.as_str());
     }
     // Errors are logged whatever the sample says, and nobody knows yet how this one ends.
-    flight.subject = subject.as_deref().map(Box::from);
-    flight.route_key = route_key.map(Box::from);
+    let [subject, route_key] = [request.subject, request.route_key].map(|text| text.map(Box::from));
+    (flight.subject, flight.route_key) = (subject, route_key);
     flight.decision = Some(decision);
     decision
 }

@@ -60,8 +60,10 @@ pub(super) enum Kind {
     ContentLength,
     TransferEncoding,
     Connection,
-    /// Hop-by-hop, and changes what the message is: `TE`, `Upgrade`.
-    Changes,
+    Te,
+    Upgrade,
+    /// Of an upgrade to HTTP/2 (RFC 7540 3.2.1), which is ignored.
+    Http2Settings,
     /// Any other hop-by-hop header.
     HopByHop,
     /// Of the mesh.
@@ -79,15 +81,16 @@ pub(super) enum Kind {
 pub(super) fn kind(name: &[u8]) -> Kind {
     let Some(first) = name.first() else { return Kind::Other };
     let (text, kind) = match (name.len(), first | 0x20) {
-        (2, b't') => ("te", Kind::Changes),
+        (2, b't') => ("te", Kind::Te),
         (4, b'h') => ("host", Kind::Host),
         (4, b'd') => ("date", Kind::Date),
         (6, b'e') => ("expect", Kind::Expect),
-        (7, b'u') => ("upgrade", Kind::Changes),
+        (7, b'u') => ("upgrade", Kind::Upgrade),
         (7, b't') => ("trailer", Kind::Trailer),
         (10, b'c') => ("connection", Kind::Connection),
         (10, b'k') => ("keep-alive", Kind::HopByHop),
         (14, b'c') => ("content-length", Kind::ContentLength),
+        (14, b'h') => ("http2-settings", Kind::Http2Settings),
         (15, b'x') if name[2] | 0x20 == b'f' => ("x-forwarded-for", Kind::ForwardedFor),
         (16, b'p') => ("proxy-connection", Kind::HopByHop),
         (17, b't') => ("transfer-encoding", Kind::TransferEncoding),

@@ -52,10 +52,12 @@ pub(super) fn resolve(
     let taken = |scheme: &Scheme| *scheme == Scheme::HTTP || http2 && *scheme == Scheme::HTTPS;
     let from_target = match (uri.scheme(), uri.authority()) {
         (None, None) if uri.path().starts_with('/') => None,
+        // Asks the service as a whole (RFC 9110 9.3.7), which its instances answer.
+        (None, None) if uri.path() == "*" && method == Method::OPTIONS => None,
         (Some(scheme), Some(authority)) if taken(scheme) && uri.path().starts_with('/') => {
             Some(parse(authority.as_str(), if http2 { Reason::BadHost } else { Reason::BadTarget })?)
         }
-        // `*`, `products`, `ftp://...`, `https://...`: nothing that a path on an instance could be made of.
+        // `*` of other methods, `products`, `ftp://...`, `https://...`: nothing that a path on an instance could be made of.
         _ => return Err(Reason::BadTarget),
     };
     let mut hosts = headers.get_all(header::HOST).iter();

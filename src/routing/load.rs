@@ -86,7 +86,7 @@ impl Room {
         }
         let loaded = self.allowed > 0
             && in_flight >= FREE
-            && u64::from(in_flight) * self.hundred_weights >= self.allowed * u64::from(entry.record.weight);
+            && u64::from(in_flight) * self.hundred_weights >= self.allowed * u64::from(entry.record.ring_weight());
         loaded.then_some(SkipReason::Loaded)
     }
 }

@@ -38,7 +38,7 @@ pub struct InstanceShare {
     pub id: InstanceId,
     /// Version of the application.
     pub version: VersionName,
-    /// Its weight.
+    /// Its weight, eased by its load.
     pub weight: u16,
     /// Its points.
     pub points: u32,
@@ -74,8 +74,8 @@ fn lane_report(service: &ServiceView, lane: &LaneView, now: Mono) -> LaneReport 
             InstanceShare {
                 id: record.id.clone(),
                 version: record.version.clone(),
-                weight: record.weight,
-                points: points_of(record.weight),
+                weight: record.ring_weight(),
+                points: points_of(record.ring_weight()),
                 ring_share,
                 key_share: f64::from(*keys) / f64::from(SAMPLED_KEYS),
                 breaker: entry.cell.state(now, &service.rules),

@@ -15,7 +15,7 @@ use prometheus_client::{
 };
 
 use super::{
-    Clock,
+    Clock, Observed,
     series::{InstanceKey, InstanceSeries, SeriesTable},
     view::ViewCollector,
 };
@@ -58,6 +58,8 @@ pub struct Metrics {
     pub upstream_connect_failed: Counter,
     /// Access-log lines dropped because the writer could not keep up.
     pub access_log_dropped: Counter,
+    /// Subjects whose requests are all logged.
+    pub observed: Observed,
     retries: Family<Labels<2>, Counter>,
     fallbacks: Family<Labels<4>, Counter>,
     errors: Family<Labels<1>, Counter>,
@@ -87,6 +89,7 @@ impl Metrics {
             upstream_stale: Counter::default(),
             upstream_connect_failed: Counter::default(),
             access_log_dropped: Counter::default(),
+            observed: Observed::default(),
             retries: Family::default(),
             fallbacks: Family::default(),
             errors: Family::default(),

@@ -9,6 +9,7 @@ mod access;
 mod clock;
 mod log;
 mod metrics;
+mod observed;
 mod series;
 mod view;
 
@@ -16,4 +17,5 @@ pub use access::{AccessEntry, AccessLogger, AccessSink};
 pub use clock::Clock;
 pub use log::{LogFault, init_logging, set_log_filter};
 pub use metrics::Metrics;
+pub use observed::{LONGEST_OBSERVATION, MAX_SUBJECT, MOST_OBSERVED, Observe, Observed, ObservedSubject};
 pub use series::{CodeClass, InstanceKey, InstanceSeries, LaneSeries, MethodLabel};

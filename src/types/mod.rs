@@ -7,6 +7,7 @@ mod id;
 mod planted;
 mod policy;
 mod record;
+mod rule;
 mod signal;
 mod time;
 mod trust;
@@ -20,8 +21,9 @@ pub use policy::{
     PolicyVersion, SubjectPart, SubjectSource,
 };
 pub use record::{
-    Drain, Health, InstanceRecord, MAX_RECORD_BYTES, MAX_WEIGHT, MemberState, NORMAL_WEIGHT, Protocol, RecordFault,
+    Drain, Health, InstanceRecord, LoadFigure, MAX_RECORD_BYTES, MAX_WEIGHT, MemberState, NORMAL_WEIGHT, Protocol, RecordFault,
 };
+pub use rule::{Condition, ConditionError, MAX_CONDITIONS, MAX_RULES, MatchRule, Wanted};
 pub use signal::{MAX_OBSERVATIONS, MAX_SIGNAL_BYTES, Observation, Signal};
 pub use time::{Mono, Wall};
 pub use trust::{CertFacts, PublicKey, Signature, Trust, TrustError};

@@ -95,6 +95,18 @@ pub struct InstanceRecord {
     pub updated_at: Wall,
     /// The owner has withdrawn the instance; kept so that nothing older brings it back.
     pub removed: bool,
+    /// How busy its application is, where the owner measures that.
+    #[serde(default)]
+    pub load: Option<LoadFigure>,
+}
+
+/// What an owner says of its instance's load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadFigure {
+    /// Of what the application can do, in per cent, smoothed; 0..=1000.
+    pub percent: u16,
+    /// Per cent of its weight that counts on the ring meanwhile; 1..=100.
+    pub share: u8,
 }
 
 /// Why a record cannot be announced; each names the field, the limit and the value.
@@ -149,6 +161,14 @@ impl InstanceRecord {
             }
         }
         Ok(())
+    }
+
+    /// The weight that counts on the ring: the record's, eased by its load; not 0 unless the record's is.
+    pub fn ring_weight(&self) -> u16 {
+        let share = self.load.map_or(100, |load| u32::from(load.share.clamp(1, 100)));
+        let eased = (u32::from(self.weight) * share / 100).max(u32::from(self.weight.min(1)));
+        // At most the weight.
+        eased as u16
     }
 
     /// `host:port`, IPv6 in brackets.

@@ -2,6 +2,7 @@
 //! and no sleeps that hope.
 
 mod allocations;
+mod cases;
 mod counting;
 mod fleet;
 mod floors;

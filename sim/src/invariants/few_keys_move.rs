@@ -47,12 +47,12 @@ impl Invariant for Check {
 fn owner<'a>(service: &'a ServiceView, lane: &LaneView, key: u64) -> Option<(&'a str, u16)> {
     let at = lane.order(key).next()?;
     let record = &service.instances[usize::from(at)].record;
-    Some((record.id.as_str(), record.weight))
+    Some((record.id.as_str(), record.ring_weight()))
 }
 
 fn weight(service: &ServiceView, lane: &LaneView, id: &str) -> Option<u16> {
     let records = lane.members.iter().map(|at| &service.instances[usize::from(*at)].record);
-    records.into_iter().find(|record| record.id.as_str() == id).map(|record| record.weight)
+    records.into_iter().find(|record| record.id.as_str() == id).map(|record| record.ring_weight())
 }
 
 const KEYS: u32 = 32;

@@ -13,6 +13,7 @@ mod flappers_are_held;
 mod gone_are_remembered;
 mod goodbye_is_heard;
 mod lane_keeps;
+mod loads_ease;
 mod meshes_stay_apart;
 mod names_are_free;
 mod newcomers_meet_the_living;
@@ -141,6 +142,7 @@ pub const ALL: &[(&str, &str)] = &[
     (view_follows::NAME, view_follows::DOC),
     (drained_gets_nothing::NAME, drained_gets_nothing::DOC),
     (lane_keeps::NAME, lane_keeps::DOC),
+    (loads_ease::NAME, loads_ease::DOC),
     (env_never_crossed::NAME, env_never_crossed::DOC),
     (rollbacks_stand::NAME, rollbacks_stand::DOC),
     (safe_requests_succeed::NAME, safe_requests_succeed::DOC),
@@ -189,6 +191,7 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(view_follows::Check::default()),
         Box::new(drained_gets_nothing::Check),
         Box::new(lane_keeps::Check::default()),
+        Box::new(loads_ease::Check::default()),
         Box::new(env_never_crossed::Check),
         Box::new(rollbacks_stand::Check),
         Box::new(safe_requests_succeed::Check),

@@ -4,8 +4,8 @@ use super::{Findings, Invariant};
 use crate::world::World;
 
 pub const NAME: &str = "shares-follow-weights";
-pub const DOC: &str = "Every candidate has as many points on its lane's ring as its own weight gives it, 256 at weight 100 and in \
-proportion, whatever other instances there are (REQUIREMENTS R2, case C83).";
+pub const DOC: &str = "Every candidate has as many points on its lane's ring as its own weight (eased by its own load) gives it, 256 at weight 100 and \
+in proportion, whatever other instances there are (REQUIREMENTS R2, case C83).";
 
 pub struct Check;
 
@@ -31,11 +31,11 @@ impl Invariant for Check {
                 });
                 for (at, points) in lane.members.iter().zip(points) {
                     let record = &service.instances[usize::from(*at)].record;
-                    let due = (256 * u32::from(record.weight) + 50) / 100;
+                    let due = (256 * u32::from(record.ring_weight()) + 50) / 100;
                     if points != due.max(1) {
                         let text = format!(
                             "{}: {} of weight {} has {points} points in {}, not {due}",
-                            host.id, record.id, record.weight, lane.name
+                            host.id, record.id, record.ring_weight(), lane.name
                         );
                         return found.add(NAME, text);
                     }

@@ -54,6 +54,7 @@ impl World {
             env: Env::new(env).expect("a valid name"),
             region: Region::new("eu").expect("a valid name"),
             zone: Zone::new(["eu-1", "eu-2", "eu-3"][index as usize % 3]).expect("a valid name"),
+            tags: Default::default(),
         };
         // By turns, so that every service has its share of canaries.
         let turn = f64::from(index / mesh.services);
@@ -328,6 +329,8 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         capacity: mesh.capacity,
         busy_until: 0,
         gate: new_gate(),
+        strength: 1.0,
+        asked: (0, 0),
     }
 }
 

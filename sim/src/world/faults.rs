@@ -409,6 +409,10 @@ impl World {
             Some("slow") => Mood::Slow((value * MILLI as f64) as Time),
             Some("fail") => Mood::Fails(value),
             Some("down") => return self.stop_apps(host, true),
+            Some("weak") => {
+                let apps = &mut self.hosts[host as usize].apps;
+                return apps.iter_mut().for_each(|app| app.strength = value.max(0.01));
+            }
             _ => return self.app_well_again(host),
         };
         let now = self.now;
@@ -422,7 +426,7 @@ impl World {
         let now = self.now;
         for app in 0..self.hosts[host as usize].apps.len() {
             let entry = &mut self.hosts[host as usize].apps[app];
-            (entry.mood, entry.held_down) = (Mood::Well, false);
+            (entry.mood, entry.held_down, entry.strength) = (Mood::Well, false, 1.0);
             entry.note(now);
             if !entry.listening && self.hosts[host as usize].is_up() {
                 self.start_app(host, app as u8, SECOND / 4);

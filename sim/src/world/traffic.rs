@@ -109,6 +109,7 @@ impl World {
             explicit_lane: None,
             method: class,
             random: chance.next(),
+            head: None,
         };
         let now = Mono(self.now);
         let Some(view) = snapshot.service(self.services[service].as_str()) else {
@@ -334,7 +335,10 @@ impl World {
         self.pooled.insert(way, (start, self.now));
         let frozen = self.hosts[to as usize].frozen.then(|| self.hosts[to as usize].paused).flatten();
         let mut chance = self.chance(&[SERVE, u64::from(to), self.now, u64::from(flight.user)]);
-        let served = self.hosts[to as usize].apps[usize::from(app)].serve(self.now, &mut chance);
+        let now = self.now;
+        let state = &mut self.hosts[to as usize].apps[usize::from(app)];
+        state.asked.0 += 1;
+        let served = state.serve(now, &mut chance);
         let sent = self.links.repeated(from, to, 200 * MILLI, limit);
         let back = self.links.repeated(to, from, 200 * MILLI, limit);
         let (Some((work, status)), Some(sent), Some(back)) = (served, sent, back) else {
@@ -426,10 +430,17 @@ impl World {
         let (id, took) = (state.id.clone(), if found.is_none() { CHECK_TIMEOUT } else { 0 });
         let wait = if soon { SECOND / 10 } else { SECOND };
         self.after(wait.max(took + 10 * MILLI), Event::Check { at, app });
-        if let (Some(health), Some(node)) = (changed, &mut self.hosts[at.host as usize].node) {
+        let measured = self.scenario.mesh.capacity > 0.0 && found == Some(true);
+        let entry = &mut self.hosts[at.host as usize];
+        let load = measured.then(|| entry.apps[usize::from(app)].load(self.scenario.mesh.capacity, self.now)).flatten();
+        let Some(node) = entry.node.as_mut().filter(|_| changed.is_some() || load.is_some()) else { return };
+        if let Some(health) = changed {
             node.set_health(now, &id, health);
-            self.drain(at.host);
         }
+        if load.is_some() {
+            node.set_load(now, &id, load);
+        }
+        self.drain(at.host);
     }
 
     /// An instance of another host answered: a sign that this one's network works, where its node asks for one.

@@ -12,6 +12,8 @@
 mod buffer;
 mod chunks;
 mod date;
+#[cfg(fuzzing)]
+pub(super) mod fuzzed;
 mod relay;
 mod request;
 mod response;
@@ -48,15 +50,15 @@ use super::{
     deadline,
     detect::PREFACE,
     errors::on_the_wire,
-    fields::Fields,
     flight::{Asked, Flight},
     forward::{Refusal, decide, expose, limits, reason_of, refused, shown},
-    headers::{MAX_HOPS, Put},
+    headers::{MAX_HOPS, Put, X_REQUEST_TIMEOUT},
     io::Socket,
     target::Wanted,
     worker::{Slot, Worker},
 };
 use crate::{
+    lanes::Head as _,
     routing::{AttemptsConfig, Decision},
     types::Mono,
 };
@@ -386,12 +388,12 @@ fn ready(
     head: &Head<'_>,
 ) -> Next {
     let wanted = client.dedicated.as_deref().map_or(head.host, Wanted::new);
-    let find = |flight: &Flight| flight.view.service(wanted.as_str(), &worker.rules, &worker.config.subject);
+    let find = |flight: &Flight| flight.view.service(wanted.as_str());
     let mut flight = match begun.take() {
         Some(flight) => flight,
         None => {
             let view = worker.view();
-            let service = view.service(wanted.as_str(), &worker.rules, &worker.config.subject);
+            let service = view.service(wanted.as_str());
             let Some(method) = Method::from_bytes(head.method.as_bytes()).ok() else { return Next::Elsewhere };
             if service.is_some_and(|service| !service.http1) {
                 return Next::Elsewhere;
@@ -413,7 +415,7 @@ fn ready(
         }
         None => Err(Refusal { reason: Reason::UnknownService, detail: shown(wanted.as_str()) }),
     };
-    let json = head.headers.text("accept").is_some_and(|text| text.contains("application/json"));
+    let json = head.first("accept").is_some_and(|text| text.contains("application/json"));
     let is_head = head.method == "HEAD";
     Next::Answer(Ready { flight, routed, size: head.size, end, closes: head.closes, head: is_head, json })
 }
@@ -429,8 +431,8 @@ fn route(
     let (view, service) = (flight.view.clone(), flight.service.clone());
     let found = service.as_ref().and_then(|service| Some((service, service.view(&view)?)));
     let (service, routed) = found.ok_or(Reason::UnknownService)?;
-    let decision = decide(worker, flight, service, routed, head.headers);
-    let limit = deadline::of_caller(head.headers);
+    let decision = decide(worker, flight, service, routed, head);
+    let limit = head.first(X_REQUEST_TIMEOUT.as_str()).and_then(deadline::parse);
     out.clear();
     let said = request::write(head, &worker.lane_header, client.address.ip(), out);
     if said.hops >= MAX_HOPS {

@@ -18,8 +18,10 @@ use super::super::{
     headers::{Kind, X_ATTEMPT, X_HOPS, add_line, is_plain_token, kind},
     target::{Wanted, of_host},
 };
+use crate::lanes;
 
 /// A whole plain head.
+#[derive(Debug)]
 pub(super) struct Head<'a> {
     pub(super) method: &'a str,
     /// Path and query.
@@ -35,6 +37,22 @@ pub(super) struct Head<'a> {
     pub(super) size: usize,
     /// The client wants the connection closed.
     pub(super) closes: bool,
+    /// Its `HTTP2-Settings` go with the connection.
+    settings: bool,
+}
+
+impl lanes::Head for Head<'_> {
+    fn method(&self) -> &str {
+        self.method
+    }
+
+    fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    fn values<'a>(&'a self, name: &str, each: &mut dyn FnMut(&'a [u8])) {
+        self.headers.iter().filter(|line| line.name.eq_ignore_ascii_case(name)).for_each(|line| each(line.value));
+    }
 }
 
 /// What the bytes of a client begin with.
@@ -82,7 +100,7 @@ fn check<'a>(request: &'a httparse::Request<'_, '_>, size: usize, most: u64) -> 
     if method == "CONNECT" || !target.starts_with('/') || !target.bytes().all(is_usual) {
         return None;
     }
-    let (mut host, mut length, mut closes) = (None, None, false);
+    let (mut host, mut length, mut closes, mut settings) = (None, None, false, false);
     let mut kinds = [Kind::Other; MOST_HEADERS];
     for (line, noted) in request.headers.iter().zip(&mut kinds) {
         *noted = kind(line.name.as_bytes());
@@ -93,18 +111,25 @@ fn check<'a>(request: &'a httparse::Request<'_, '_>, size: usize, most: u64) -> 
             Kind::Connection => {
                 for token in line.value.split(|c| *c == b',').map(<[u8]>::trim_ascii) {
                     closes |= token.eq_ignore_ascii_case(b"close");
-                    if !is_plain_token(token) {
+                    let of_upgrade = token.eq_ignore_ascii_case(b"http2-settings");
+                    settings |= of_upgrade;
+                    if !of_upgrade && !is_plain_token(token) {
                         return None;
                     }
                 }
             }
-            Kind::Host | Kind::ContentLength | Kind::TransferEncoding | Kind::Changes | Kind::Expect => return None,
+            // Some clients offer HTTP/2 with every request, and are content without.
+            Kind::Upgrade if line.value.eq_ignore_ascii_case(b"h2c") => {}
+            Kind::Host | Kind::ContentLength | Kind::TransferEncoding | Kind::Te | Kind::Upgrade | Kind::Expect => {
+                return None;
+            }
             Kind::Other
             | Kind::HopByHop
             | Kind::Ours
             | Kind::ForwardedFor
             | Kind::ForwardedProto
             | Kind::RequestTimeout
+            | Kind::Http2Settings
             | Kind::Date
             | Kind::Trailer => {}
         }
@@ -112,7 +137,7 @@ fn check<'a>(request: &'a httparse::Request<'_, '_>, size: usize, most: u64) -> 
     let length = length.unwrap_or(0);
     let fits = length <= most;
     let headers = &*request.headers;
-    host.filter(|_| fits).map(|host| Head { method, target, headers, kinds, host, length, size, closes })
+    host.filter(|_| fits).map(|host| Head { method, target, headers, kinds, host, length, size, closes, settings })
 }
 
 /// What every parser of URLs takes in a path or query. hyper takes more, and is asked about the rest.
@@ -151,7 +176,8 @@ pub(super) fn write(head: &Head<'_>, lane_header: &HeaderName, client: IpAddr, o
             Kind::Ours if line.name.eq_ignore_ascii_case(X_ATTEMPT.as_str()) => {
                 attempt.get_or_insert_with(|| number(line.value).unwrap_or(1));
             }
-            Kind::Ours | Kind::HopByHop | Kind::Connection | Kind::RequestTimeout => {}
+            Kind::Ours | Kind::HopByHop | Kind::Connection | Kind::Upgrade | Kind::RequestTimeout => {}
+            Kind::Http2Settings if head.settings => {}
             Kind::ForwardedFor => forwarded = true,
             _ if line.name.eq_ignore_ascii_case(lane_header.as_str()) => {}
             kind => {

@@ -167,7 +167,8 @@ pub(super) fn write(head: &Head<'_>, out: &mut Vec<u8>) -> bool {
         match kind {
             Kind::Connection
             | Kind::HopByHop
-            | Kind::Changes
+            | Kind::Te
+            | Kind::Upgrade
             | Kind::Ours
             | Kind::ContentLength
             | Kind::TransferEncoding => {}

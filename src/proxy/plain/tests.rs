@@ -44,6 +44,14 @@ fn a_plain_head_is_written_anew_and_keeps_its_spelling() {
 }
 
 #[test]
+fn a_client_that_offers_http2_with_every_request_is_plain() {
+    let head = "GET / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: orders\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n\r\n";
+    let Parsed::Plain((_, out, ..)) = local(head) else { panic!("not plain") };
+    let added = "x-forwarded-for: 127.0.0.1\r\nx-forwarded-proto: http\r\nx-lanemesh-hops: 1\r\n";
+    assert_eq!(out, format!("GET / HTTP/1.1\r\nHost: orders\r\n{added}"));
+}
+
+#[test]
 fn whatever_is_not_certainly_plain_is_left_to_others() {
     let with = |lines: &str| format!("GET / HTTP/1.1\r\nHost: orders\r\n{lines}\r\n");
     for head in [
@@ -184,6 +192,7 @@ fn any_line() -> impl Strategy<Value = (String, String)> {
         "expect",
         "x-secret",
         "proxy-authentication-info",
+        "HTTP2-Settings",
         "proxy-authentication-infos",
     ]);
     let value = prop::sample::select(vec![
@@ -197,6 +206,8 @@ fn any_line() -> impl Strategy<Value = (String, String)> {
         "1",
         "2",
         "chunked",
+        "h2c",
+        "Upgrade, HTTP2-Settings",
         "trailers",
         "u-1",
         "10.0.0.1",

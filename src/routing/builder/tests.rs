@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    routing::{BreakerState, testing::*},
-    types::{Env, Health},
+    routing::{BreakerState, choose, testing::*},
+    types::{Env, Health, LoadFigure},
 };
 
 fn excluded(snapshot: &Snapshot, id: &str) -> Option<Exclusion> {
@@ -328,5 +328,34 @@ proptest! {
             let on_rings: usize = kept.lanes.iter().map(|lane| lane.ring.members().len()).sum();
             prop_assert_eq!(on_rings, kept.instances.iter().filter(|entry| entry.excluded.is_none()).count());
         }
+    }
+}
+
+proptest! {
+    /// A step of an overloaded instance (REQUIREMENTS R10) takes some of its own keys, about a tenth of its whole, each to its next;
+    /// and a step back brings exactly those home.
+    #[test]
+    fn a_step_of_easing_moves_few_keys_and_only_its_own(count in 2_usize..12, at in 0_usize..12, from in 0_u8..5, weight in 50_u16..300) {
+        let id = format!("a{}", at % count);
+        let mut table = fleet(count, 0);
+        edit(&mut table, &id, |record| record.weight = weight);
+        let mut eased = |share: u8| {
+            edit(&mut table, &id, |record| record.load = Some(LoadFigure { percent: 120, share }));
+            let snapshot = built(&table);
+            let service = snapshot.service("orders").unwrap();
+            let owner = |key: u32| {
+                let target = choose(&snapshot, service, &get(&format!("u{key}")), NOW).instance.unwrap();
+                service.instances[usize::from(target)].record.id.to_string()
+            };
+            (0..4_000).map(owner).collect::<Vec<_>>()
+        };
+        let share = 100 - 10 * from;
+        let (before, after, back) = (eased(share), eased(share - 10), eased(share));
+        let moved: Vec<_> = before.iter().zip(&after).filter(|(before, after)| before != after).collect();
+        prop_assert!(moved.iter().all(|(before, after)| **before == id && **after != id));
+        // A tenth of what it would have at its whole weight, and what chance adds for so few points.
+        let whole = eased(100).iter().filter(|owner| **owner == id).count();
+        prop_assert!(moved.len() as f64 <= 0.1 * whole as f64 * 1.5 + 20.0, "{} of {} keys", moved.len(), whole);
+        prop_assert_eq!(before, back);
     }
 }

@@ -14,14 +14,16 @@ use crate::support::{
 };
 
 /// Every command that asks a sidecar, with arguments that make sense.
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 19] = [
     &["members"],
     &["members", "why", "orders-1"],
     &["members", "--compare"],
     &["services"],
     &["instances"],
     &["route", "orders", "--key", "u1"],
+    &["route", "orders", "--header", "x-user-id: u1", "--mesh"],
     &["ring", "orders"],
+    &["observe", "--subject", "u1", "--for", "1s"],
     &["policy", "show"],
     &["policy", "set", "orders", "--canary", "5%", "--force"],
     &["policy", "show", "orders"],

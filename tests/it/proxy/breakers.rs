@@ -208,3 +208,19 @@ fn a_silent_instance_is_passed_over_after_three() {
     let slow = keys.iter().filter(|key| proxy.get(key).header("x-lanemesh-attempts") != Some("1")).count();
     assert_eq!(slow, 3);
 }
+
+/// C87: with everybody on canary and nobody in stable, all are served; with canary gone, safe requests are, others hear why not.
+#[test]
+fn c87_a_full_canary_needs_no_stable() {
+    let new = Upstream::ok("canary");
+    let proxy = Fixture::with(&[Instance::new("c1", new.addr).lane("canary", "v2")], &[canary(10_000, &[])], |_| {});
+    assert!((0..30).all(|n| proxy.get(&format!("u{n}")).text() == "canary"));
+    let stable = Upstream::ok("stable");
+    let proxy = Fixture::with(&[Instance::new("s1", stable.addr)], &[canary(1_000, &["vip"])], |_| {});
+    assert!((0..30).all(|n| proxy.get(&format!("u{n}")).text() == "stable"));
+    let ask = |method: &str| {
+        proxy.ask(format!("{method} / HTTP/1.1\r\nHost: orders\r\nx-user-id: vip\r\nx-lane: canary\r\nContent-Length: 0\r\n\r\n"))
+    };
+    assert_eq!((ask("GET").text().as_str(), ask("POST").status), ("stable", 503));
+    assert!(proxy.metric("lanemesh_lane_fallback_total", &["lane=\"canary\"", "served=\"stable\"", "reason=\"absent\""]) >= 1.0);
+}
