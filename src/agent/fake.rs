@@ -9,8 +9,8 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
 use super::{
-    CommandError, Diagnostics, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyChange,
-    PolicyInfo, handle::Ask,
+    CommandError, Diagnostics, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo,
+    PolicyChange, PolicyInfo, handle::Ask,
 };
 use crate::{
     node::{Accuser, Difference, PeerView, Story, StoryEvent},

@@ -21,7 +21,9 @@ mod survey;
 mod views;
 
 pub use diagnostics::{ClockInfo, Diagnostics, SeedAddr, SeedInfo};
-pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyInfo};
+pub use handle::{
+    CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyInfo,
+};
 pub use metrics::MeshMetrics;
 pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};

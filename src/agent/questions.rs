@@ -93,8 +93,11 @@ impl Back {
         replies.sort_by(|a, b| a.0.cmp(&b.0));
         match self {
             Self::Route(back) => {
-                let answer = |(node, Reply { explanation, fault })| {
-                    NodeAnswer { node, fault, explanation, differences: Vec::new() }
+                let answer = |(node, Reply { explanation, fault })| NodeAnswer {
+                    node,
+                    fault,
+                    explanation,
+                    differences: Vec::new(),
                 };
                 drop(back.send(Ok(MeshAnswer::new(here, replies.into_iter().map(answer).collect()))));
             }

@@ -31,8 +31,8 @@ pub use raw::{MAX_FILE_BYTES, decode};
 pub use reference::reference;
 pub use resolve::resolve;
 pub use resolved::{
-    AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LoadSource, LogFormat, Profile, Proxy, ServiceRule,
-    Shutdown, TcpKey, Timeouts,
+    AccessLog, Admin, Check, CheckKind, Config, Gossip, Identity, Instance, LoadSource, LogFormat, Profile, Proxy,
+    ServiceRule, Shutdown, TcpKey, Timeouts,
 };
 pub use routing::{Balance, Breaker, Counts, Fallback, Routing, Statuses};
 pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject, request_id_in};

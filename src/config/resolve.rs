@@ -14,8 +14,8 @@ use std::{
 use crate::types::{NodeId, Protocol, ServiceName, SubjectSource};
 
 use super::{
-    AccessLog, Admin, Check, CheckKind, Config, Fault, Gossip, Identity, Instance, LoadSource, LogFormat, Overrides, Profile, Proxy, Routing,
-    ServiceRule, Shutdown, TcpKey, Timeouts,
+    AccessLog, Admin, Check, CheckKind, Config, Fault, Gossip, Identity, Instance, LoadSource, LogFormat, Overrides,
+    Profile, Proxy, Routing, ServiceRule, Shutdown, TcpKey, Timeouts,
     fault::{Faults, Wrong},
     keys::{Key, MAX_INSTANCES, MAX_SERVICES},
     overrides,
@@ -295,7 +295,8 @@ fn check(s: &Section<'_>, f: &mut Faults, capacity: Option<u32>) -> Check {
     }
     let rise = small(s.value(f, "rise", values::whole));
     let fall = small(s.value(f, "fall", values::whole));
-    let load = |value: &Value, key: &Key| parse_load(values::text(value, key)?, capacity).map_err(|message| split(&message));
+    let load =
+        |value: &Value, key: &Key| parse_load(values::text(value, key)?, capacity).map_err(|message| split(&message));
     let load = s.value(f, "load", load);
     if matches!(load, LoadSource::Check(_)) && !matches!(kind, CheckKind::Http(_)) {
         let reason = "`check` reads a header of the health reply, and this check has none";

@@ -242,9 +242,8 @@ impl Node {
 
     /// Mean load of the other candidates of an instance's lane that tell theirs, by weight; 1.0 is all they can do.
     fn load_of_others(&self, record: &InstanceRecord) -> Option<f64> {
-        let lives = |owner: &NodeId| {
-            *owner == self.config.node || self.membership.state(owner) == Some(MemberState::Alive)
-        };
+        let lives =
+            |owner: &NodeId| *owner == self.config.node || self.membership.state(owner) == Some(MemberState::Alive);
         let others = self.catalog.instances().map(|entry| &entry.record).filter(|other| {
             (&other.service, &other.env, &other.lane) == (&record.service, &record.env, &record.lane)
                 && (&other.owner, &other.id) != (&record.owner, &record.id)

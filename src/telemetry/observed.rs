@@ -111,10 +111,10 @@ mod tests {
         assert!(observed.holds(Some("u1"), at(999)) && !observed.holds(Some("u1"), at(1_000)));
         assert!(!observed.holds(Some("u3"), at(0)) && !observed.holds(None, at(0)));
         observed.order(&order("u1", 3_000), at(900)).unwrap();
-        assert_eq!(observed.list(at(1_000)).iter().map(|one| (one.subject.as_str(), one.left_ms)).collect::<Vec<_>>(), [
-            ("u2", 4_000),
-            ("u1", 2_900)
-        ]);
+        assert_eq!(
+            observed.list(at(1_000)).iter().map(|one| (one.subject.as_str(), one.left_ms)).collect::<Vec<_>>(),
+            [("u2", 4_000), ("u1", 2_900)]
+        );
         observed.order(&order("u1", 0), at(1_000)).unwrap();
         assert!(!observed.holds(Some("u1"), at(1_000)) && observed.holds(Some("u2"), at(1_000)));
     }

@@ -21,7 +21,8 @@ pub use policy::{
     PolicyVersion, SubjectPart, SubjectSource,
 };
 pub use record::{
-    Drain, Health, InstanceRecord, LoadFigure, MAX_RECORD_BYTES, MAX_WEIGHT, MemberState, NORMAL_WEIGHT, Protocol, RecordFault,
+    Drain, Health, InstanceRecord, LoadFigure, MAX_RECORD_BYTES, MAX_WEIGHT, MemberState, NORMAL_WEIGHT, Protocol,
+    RecordFault,
 };
 pub use rule::{Condition, ConditionError, MAX_CONDITIONS, MAX_RULES, MatchRule, Wanted};
 pub use signal::{MAX_OBSERVATIONS, MAX_SIGNAL_BYTES, Observation, Signal};

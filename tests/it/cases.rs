@@ -65,7 +65,8 @@ fn c83_a_change_moves_no_key_between_two_that_did_not_change() {
         let total = |weights: &[u16]| weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
         let share = |weights: &[u16], at: usize| f64::from(weights.get(at).copied().unwrap_or(0)) / total(weights);
         let theory: f64 =
-            (0..before.len().max(after.len())).map(|at| (share(after, at) - share(before, at)).abs()).sum::<f64>() / 2.0;
+            (0..before.len().max(after.len())).map(|at| (share(after, at) - share(before, at)).abs()).sum::<f64>()
+                / 2.0;
         // Points are placed by chance: with 256 each, a share is true to some per cent of itself.
         let most = 1.15 * theory * USERS as f64 + 4.0 * (theory * USERS as f64).sqrt();
         assert!(f64::from(moved) <= most, "{moved} keys moved, {most} at most");
@@ -74,7 +75,10 @@ fn c83_a_change_moves_no_key_between_two_that_did_not_change() {
             for (at, weight) in after.iter().enumerate() {
                 let has = counts.get(&*format!("a{at:03}")).copied().unwrap_or(0) as f64;
                 let due = share(after, at) * USERS as f64;
-                assert!(if *weight == 0 { has == 0.0 } else { (has / due - 1.0).abs() < 0.15 }, "{has} keys of {due}: {after:?}");
+                assert!(
+                    if *weight == 0 { has == 0.0 } else { (has / due - 1.0).abs() < 0.15 },
+                    "{has} keys of {due}: {after:?}"
+                );
             }
         }
     }

@@ -73,7 +73,8 @@ impl Seen {
         let by = figure.share.abs_diff(self.share);
         let turned = self.rises.is_some_and(|before| before != rises) && since < 60 * SECOND;
         let soon = self.rises.is_some() && since + SECOND < DWELL.as_nanos() as u64;
-        let text = format!("from {} % of its weight to {} %, {} s after the last step", self.share, figure.share, secs(since));
+        let text =
+            format!("from {} % of its weight to {} %, {} s after the last step", self.share, figure.share, secs(since));
         (self.share, self.stepped, self.rises) = (figure.share, now, Some(rises));
         (turned || soon || by != STEP || !(LEAST..=100).contains(&figure.share)).then_some(text)
     }
@@ -85,7 +86,8 @@ impl Seen {
             return None;
         }
         let since = *self.overloaded.get_or_insert(now);
-        (now - since > 150 * SECOND).then(|| format!("overloaded for long ({} %), and keeps {} %", figure.percent, figure.share))
+        (now - since > 150 * SECOND)
+            .then(|| format!("overloaded for long ({} %), and keeps {} %", figure.percent, figure.share))
     }
 }
 

@@ -35,7 +35,10 @@ impl Invariant for Check {
                     if points != due.max(1) {
                         let text = format!(
                             "{}: {} of weight {} has {points} points in {}, not {due}",
-                            host.id, record.id, record.ring_weight(), lane.name
+                            host.id,
+                            record.id,
+                            record.ring_weight(),
+                            lane.name
                         );
                         return found.add(NAME, text);
                     }

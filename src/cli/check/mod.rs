@@ -163,6 +163,8 @@ pub(super) struct Live {
     diagnostics: Result<Diagnostics, String>,
     members: Result<Vec<MemberInfo>, String>,
     instances: Result<Vec<InstanceInfo>, String>,
+    /// As they were at a first look, where there was a second.
+    before: Option<Vec<InstanceInfo>>,
     outcomes: Result<Vec<OutcomeInfo>, String>,
     services: Result<Vec<ServiceInfo>, String>,
     signals: Result<SignalsReport, String>,
@@ -179,6 +181,7 @@ impl Live {
             diagnostics: Err(why.clone()),
             members: Err(why.clone()),
             instances: Err(why.clone()),
+            before: None,
             outcomes: Err(why.clone()),
             services: Err(why.clone()),
             signals: Err(why),
@@ -195,12 +198,14 @@ impl Live {
             services: page(client, "/v1/services").await,
             signals: page(client, "/v1/signals").await,
             instances: page(client, "/v1/instances").await,
+            before: None,
             outcomes: page(client, "/v1/outcomes").await,
         };
         if traffic::unsettled(&live) {
             // A change that was on its way has arrived by then.
             tokio::time::sleep(SETTLE).await;
             client.renew();
+            live.before = live.instances.ok();
             live.instances = page(client, "/v1/instances").await;
             live.outcomes = page(client, "/v1/outcomes").await;
         }

@@ -204,7 +204,7 @@ pub(super) fn views(live: &Live) -> Vec<Finding> {
         return all.map(|name| skip(name, why.clone())).into();
     };
     let signals = live.signals.as_ref();
-    let mut findings = local(instances, outcomes);
+    let mut findings = vec![local(live.before.as_ref().unwrap_or(instances), instances, outcomes)];
     findings.extend(match &live.services {
         Ok(services) => lanes(services),
         Err(why) => vec![skip(LANES, why.clone())],
@@ -220,39 +220,37 @@ pub(super) fn views(live: &Live) -> Vec<Finding> {
 /// Whether what the mesh has told is not yet, or no longer, what requests are routed by.
 pub(super) fn unsettled(live: &Live) -> bool {
     let (Ok(instances), Ok(outcomes)) = (&live.instances, &live.outcomes) else { return false };
-    local(instances, outcomes).iter().any(|finding| finding.result != super::finding::Verdict::Ok)
+    local(instances, instances, outcomes).result != super::finding::Verdict::Ok
 }
 
-/// Mesh view and local view: every record that is held is routed by, in the same version.
-fn local(instances: &[InstanceInfo], outcomes: &[OutcomeInfo]) -> Vec<Finding> {
-    let in_view = |instance: &InstanceInfo| {
-        let record = &instance.record;
-        outcomes
-            .iter()
-            .find(|seen| seen.instance == record.id && seen.owner == record.owner && seen.service == record.service)
+/// Mesh view and local view: every record that was held at the first look, and is held still, is routed by in that version or a newer
+/// one.
+fn local(before: &[InstanceInfo], instances: &[InstanceInfo], outcomes: &[OutcomeInfo]) -> Finding {
+    let held = |of: &[InstanceInfo], owner: &NodeId, id: &InstanceId| {
+        of.iter().any(|instance| instance.record.id == *id && instance.record.owner == *owner)
     };
     let behind = |instance: &InstanceInfo| {
         let (record, id) = (&instance.record, &instance.record.id);
-        match in_view(instance) {
+        let seen = outcomes.iter().find(|seen| seen.instance == *id && seen.owner == record.owner);
+        match seen {
             None => Some(format!("{id} is announced, and requests do not know it")),
-            Some(seen) if seen.record != (record.generation, record.sequence) => {
+            Some(seen) if seen.record < (record.generation, record.sequence) => {
                 Some(format!("{id} is routed by an older record than the mesh has"))
             }
             Some(_) => None,
         }
     };
-    let gone = |seen: &&OutcomeInfo| {
-        !instances.iter().any(|instance| instance.record.id == seen.instance && instance.record.owner == seen.owner)
-    };
-    let mut wrong: Vec<String> = instances.iter().filter_map(behind).collect();
-    wrong.extend(
-        outcomes.iter().filter(gone).map(|seen| format!("{} is withdrawn, and still routed to", seen.instance)),
-    );
+    let still = before.iter().filter(|instance| held(instances, &instance.record.owner, &instance.record.id));
+    let mut wrong: Vec<String> = still.filter_map(behind).collect();
+    let gone = outcomes
+        .iter()
+        .filter(|seen| !held(instances, &seen.owner, &seen.instance) && !held(before, &seen.owner, &seen.instance));
+    wrong.extend(gone.map(|seen| format!("{} is withdrawn, and still routed to", seen.instance)));
     if wrong.is_empty() {
-        return vec![ok(LOCAL, format!("requests are routed by what the mesh says of {} instances", instances.len()))];
+        return ok(LOCAL, format!("requests are routed by what the mesh says of {} instances", instances.len()));
     }
     let text = super::output::first_few(wrong.iter(), SHOWN);
-    vec![fail(LOCAL, text, "see the sidecar's log for `routing view`; a restart builds the view anew")]
+    fail(LOCAL, text, "see the sidecar's log for `routing view`; a restart builds the view anew")
 }
 
 /// Lanes that users are sent to and nobody serves.

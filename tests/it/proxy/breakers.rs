@@ -219,8 +219,13 @@ fn c87_a_full_canary_needs_no_stable() {
     let proxy = Fixture::with(&[Instance::new("s1", stable.addr)], &[canary(1_000, &["vip"])], |_| {});
     assert!((0..30).all(|n| proxy.get(&format!("u{n}")).text() == "stable"));
     let ask = |method: &str| {
-        proxy.ask(format!("{method} / HTTP/1.1\r\nHost: orders\r\nx-user-id: vip\r\nx-lane: canary\r\nContent-Length: 0\r\n\r\n"))
+        proxy.ask(format!(
+            "{method} / HTTP/1.1\r\nHost: orders\r\nx-user-id: vip\r\nx-lane: canary\r\nContent-Length: 0\r\n\r\n"
+        ))
     };
     assert_eq!((ask("GET").text().as_str(), ask("POST").status), ("stable", 503));
-    assert!(proxy.metric("lanemesh_lane_fallback_total", &["lane=\"canary\"", "served=\"stable\"", "reason=\"absent\""]) >= 1.0);
+    assert!(
+        proxy.metric("lanemesh_lane_fallback_total", &["lane=\"canary\"", "served=\"stable\"", "reason=\"absent\""])
+            >= 1.0
+    );
 }
