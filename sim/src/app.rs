@@ -52,7 +52,7 @@ pub struct App {
     /// Whether its checks see no more than that it listens.
     pub shallow: bool,
     /// Requests a second that it serves; 0: no limit.
-    pub capacity: u32,
+    pub most_rate: u32,
     /// Until when it works on what it has taken.
     pub busy_until: Time,
     /// Its sidecar's checks.
@@ -67,7 +67,7 @@ impl App {
     /// How long it works on a request, and with which status it answers; `None`: it never does.
     pub fn serve(&mut self, now: Time, chance: &mut Chance) -> Option<(Time, u16)> {
         let work = (chance.between(1.0, 15.0) * MILLI as f64) as Time;
-        if let (Mood::Well, Some(each)) = (self.mood, SECOND.checked_div(u64::from(self.capacity))) {
+        if let (Mood::Well, Some(each)) = (self.mood, SECOND.checked_div(u64::from(self.most_rate))) {
             // One that has more to do than it gets done soon says so at once.
             if self.busy_until > now + LONGEST_QUEUE {
                 return Some((MILLI, 503));
@@ -114,7 +114,7 @@ impl App {
     }
 }
 
-/// Work that waits, beyond which an application with a capacity refuses more.
+/// Work that waits, beyond which an application that has a limit refuses more.
 const LONGEST_QUEUE: Time = 100 * MILLI;
 /// A check's time.
 pub const CHECK_TIMEOUT: Time = 500 * MILLI;

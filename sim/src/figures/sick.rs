@@ -178,7 +178,7 @@ pub fn most(size: Size, tell: &mut dyn FnMut(Figure)) {
         let mut scenario = mesh(HOSTS, 0.0, 80.0);
         let capacity = f64::from(HOSTS / 4 * EACH);
         (scenario.mesh.services, scenario.mesh.users) = (1, 2_000);
-        (scenario.mesh.capacity, scenario.mesh.shallow) = (EACH, true);
+        (scenario.mesh.most_rate, scenario.mesh.shallow) = (EACH, true);
         scenario.mesh.rate = load * capacity / f64::from(HOSTS);
         scenario.step.push(Step { how: Some("fail".into()), value: Some(1.0), ..step(20.0, Do::App, "0-8", 60.0) });
         let mut world = world(scenario, size.seed);

@@ -326,7 +326,7 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         weight: 100,
         withdrawn: false,
         shallow: mesh.shallow,
-        capacity: mesh.capacity,
+        most_rate: mesh.most_rate,
         busy_until: 0,
         gate: new_gate(),
         strength: 1.0,
