@@ -1,6 +1,6 @@
 //! What a run writes down for `figures`: who turned to what, when, and where new requests went. Off unless asked for.
 
-use lanemesh::{routing::MethodClass, types::MemberState};
+use lanemesh::types::MemberState;
 
 use crate::queue::Time;
 
@@ -17,27 +17,6 @@ pub struct Turn {
     pub state: MemberState,
 }
 
-/// A request that is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Landed {
-    /// When it came.
-    pub begun: Time,
-    /// How long it took.
-    pub took: Time,
-    /// Whose sidecar handled it.
-    pub from: u32,
-    /// Index of its service.
-    pub service: usize,
-    /// Who sent it.
-    pub user: u32,
-    /// Its method's class.
-    pub class: MethodClass,
-    /// The host whose application answered below 500; `None`: it failed.
-    pub by: Option<u32>,
-    /// How often it was sent, at least once.
-    pub tries: u32,
-}
-
 /// What was written down, in order.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -45,6 +24,4 @@ pub struct Record {
     pub turns: Vec<Turn>,
     /// New requests: when, and to which host they went first.
     pub firsts: Vec<(Time, u32)>,
-    /// Requests, by their end.
-    pub landed: Vec<Landed>,
 }

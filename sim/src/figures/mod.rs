@@ -9,7 +9,6 @@
 mod calm;
 mod crash;
 mod heal;
-mod sick;
 mod signals;
 mod spread;
 
@@ -78,12 +77,6 @@ pub const CASES: &[Case] = &[
         about: "one of ten instances is sick, with and without failure signals",
         run: signals::sick,
     },
-    Case {
-        name: "sick",
-        about: "one of ten instances is sick: failures, latency, who moves and comes back",
-        run: sick::one,
-    },
-    Case { name: "most", about: "three quarters of a service fail", run: sick::most },
     Case { name: "lies", about: "sidecars say of well instances that they fail", run: signals::lies },
 ];
 

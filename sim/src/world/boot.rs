@@ -19,7 +19,6 @@ use crate::{
     cpu::Cpu,
     host::{Disk, Host, Off},
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
-    scenario::Mesh,
     trust::SimTrust,
 };
 
@@ -59,10 +58,11 @@ impl World {
         // By turns, so that every service has its share of canaries.
         let turn = f64::from(index / mesh.services);
         let canary = ((turn + 1.0) * mesh.canary).floor() > (turn * mesh.canary).floor();
-        let mut apps = vec![new_app(index, 0, &self.services, canary, mesh)];
+        let mut apps = vec![new_app(index, 0, &self.services, canary, mesh.shallow)];
         if index == 0 {
             apps.extend(
-                (0..mesh.extra_instances.min(250)).map(|at| new_app(0, at as u8 + 1, &self.services, false, mesh)),
+                (0..mesh.extra_instances.min(250))
+                    .map(|at| new_app(0, at as u8 + 1, &self.services, false, mesh.shallow)),
             );
         }
         self.hosts.push(Host {
@@ -142,7 +142,7 @@ impl World {
         (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
-        super::signals::begin(entry, &self.scenario.mesh, &self.rings);
+        super::signals::begin(entry, self.scenario.mesh.signals, &self.rings);
         self.addrs.insert(addr, host);
         self.announce_all(host);
         let clock = self.hosts[at].now(now);
@@ -305,7 +305,7 @@ pub(super) fn new_gate() -> Gate {
     Gate::new(2, 2)
 }
 
-fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool, mesh: &Mesh) -> App {
+fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool, shallow: bool) -> App {
     let service = (host as usize + usize::from(number)) % services.len();
     let id = match number {
         0 => format!("{}-{host}", services[service]),
@@ -325,9 +325,7 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         well_since: None,
         weight: 100,
         withdrawn: false,
-        shallow: mesh.shallow,
-        most_rate: mesh.most_rate,
-        busy_until: 0,
+        shallow,
         gate: new_gate(),
         strength: 1.0,
         asked: (0, 0),
