@@ -338,6 +338,9 @@ struct Summary {
     moved: usize,
     others_moved: f64,
     strayed: f64,
+    /// Each user that is not back: what was sent for it in the end, how long it took in milliseconds, and who answered.
+    #[expect(dead_code, reason = "printed")]
+    strays: BTreeMap<usize, Vec<(u128, Option<u16>)>>,
 }
 
 impl Summary {
@@ -359,7 +362,15 @@ impl Summary {
         let (before, during, after) = (served((warm, sick)), served(last(well)), served(last(end)));
         let others = during.iter().filter(|(user, by)| before.get(user).is_some_and(|was| was != *by && *was != bad));
         let away = during.iter().filter(|(user, by)| before.get(user) == Some(&bad) && **by != bad);
-        let strayed = after.iter().filter(|(user, by)| before.get(user).is_some_and(|was| was != *by));
+        let strayed: Vec<usize> = after
+            .iter()
+            .filter(|(user, by)| before.get(user).is_some_and(|was| was != *by))
+            .map(|(user, _)| *user)
+            .collect();
+        let told = |user: &usize| {
+            let sent = all().filter(|seen| seen.user == *user && seen.sent >= last(end).0);
+            (*user, sent.map(|seen| (seen.took.as_millis(), seen.by)).collect())
+        };
         Self {
             requests: all().count(),
             safe_failed: failed(false),
@@ -367,7 +378,8 @@ impl Summary {
             p99: p99(last(well)).as_secs_f64() / p99((warm, sick)).as_secs_f64(),
             moved: away.count(),
             others_moved: others.count() as f64,
-            strayed: strayed.count() as f64,
+            strayed: strayed.len() as f64,
+            strays: strayed.iter().map(told).collect(),
         }
     }
 }

@@ -41,7 +41,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use error::ErrorBody;
 pub use token::Token;
-pub use views::{DrainAnswer, DrainOrder, LaneInfo, Nothing, Readiness, RollbackOrder, ServiceInfo, UndrainOrder};
+pub use views::{
+    DrainAnswer, DrainOrder, LaneInfo, Nothing, OutcomeInfo, Readiness, RollbackOrder, ServiceInfo, UndrainOrder,
+};
 
 use crate::{agent::Handle, types::Mono};
 use error::Problem;
@@ -172,6 +174,8 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/v1/mesh-route/{service}", get(read::mesh_route))
         .route("/v1/ring/{service}", get(read::ring))
         .route("/v1/signals", get(read::signals))
+        .route("/v1/outcomes", get(read::outcomes))
+        .route("/v1/diagnostics", get(read::diagnostics))
         .route("/v1/observe", get(read::observed).merge(order(post(write::observe))))
         .route("/v1/drain", order(post(write::drain)))
         .route("/v1/undrain", order(post(write::undrain)))

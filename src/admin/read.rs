@@ -12,10 +12,10 @@ use serde::Deserialize;
 use super::{
     AdminState,
     error::Problem,
-    views::{Readiness, ServiceInfo},
+    views::{OutcomeInfo, Readiness, ServiceInfo},
 };
 use crate::{
-    agent::{InstanceInfo, MemberInfo, MemberStory, NodeInfo, PolicyInfo},
+    agent::{Diagnostics, InstanceInfo, MemberInfo, MemberStory, NodeInfo, PolicyInfo},
     lanes::PlainHead,
     node::PeerView,
     routing::{Explanation, MeshAnswer, Question, RingReport, ServiceView, SignalsReport, Snapshot},
@@ -85,6 +85,16 @@ pub(super) async fn member(State(state): State<AdminState>, Path(node): Path<Str
 /// `GET /v1/compare`: how each peer's view differs from this sidecar's.
 pub(super) async fn compare(State(state): State<AdminState>) -> Answer<Vec<PeerView>> {
     Ok(Json(state.handle.compare().await?))
+}
+
+/// `GET /v1/diagnostics`: this sidecar's seeds, clock and certificate.
+pub(super) async fn diagnostics(State(state): State<AdminState>) -> Answer<Diagnostics> {
+    Ok(Json(state.handle.diagnostics().await?))
+}
+
+/// `GET /v1/outcomes`: every instance of the routing view, and what requests from here met there.
+pub(super) async fn outcomes(State(state): State<AdminState>) -> Json<Vec<OutcomeInfo>> {
+    Json(OutcomeInfo::all(&state.handle.snapshot(), (state.clock)()))
 }
 
 /// `GET /v1/services`.
@@ -294,6 +304,8 @@ lanemesh admin API. Reads (GET), JSON:
   /v1/mesh-route/{service}       the same of every node, and in what they differ
   /v1/ring/{service}             how the keys spread over instances
   /v1/signals                    what sidecars see fail, and what follows here
+  /v1/outcomes                   what requests from here met at each instance lately
+  /v1/diagnostics                this sidecar's seeds, clock and certificate
   /v1/observe                    subjects whose requests are all logged
   /metrics                       OpenMetrics text
   /health                        200: this process answers

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    routing::{ServiceView, Snapshot},
-    types::{BasisPoints, InstanceId, Lane, PolicyVersion, ServiceName},
+    routing::{BreakerState, Exclusion, InstanceEntry, ServiceView, Snapshot},
+    types::{BasisPoints, InstanceId, Lane, Mono, NodeId, PolicyVersion, ServiceName},
 };
 
 /// A service as this sidecar routes to it (`GET /v1/services`). Read from the routing snapshot itself, so it can't
@@ -62,6 +62,58 @@ impl ServiceInfo {
             off: policy.is_some_and(|policy| policy.off),
             snapshot: snapshot.version,
         }
+    }
+}
+
+/// An instance in the view that requests are routed by, and what requests from this sidecar met there (`GET /v1/outcomes`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutcomeInfo {
+    /// Its service.
+    pub service: ServiceName,
+    /// Instance id.
+    pub instance: InstanceId,
+    /// Its sidecar.
+    pub owner: NodeId,
+    /// Its lane.
+    pub lane: Lane,
+    /// Generation and sequence of the record in the view.
+    pub record: (u64, u64),
+    /// Why it is no candidate; `None` when it is one.
+    pub excluded: Option<Exclusion>,
+    /// Its breaker on this sidecar.
+    pub breaker: BreakerState,
+    /// Requests that ended in the last seconds (`routing.breaker_window`), and half of those in the window before.
+    pub attempts: u16,
+    /// Failures among them.
+    pub failures: u16,
+    /// Under way now.
+    pub in_flight: u32,
+    /// How long ago it answered anything, in milliseconds; `None`: never.
+    pub answered_ms_ago: Option<u64>,
+}
+
+impl OutcomeInfo {
+    /// Of all instances of a view.
+    pub fn all(snapshot: &Snapshot, now: Mono) -> Vec<Self> {
+        let of = |view: &ServiceView, entry: &InstanceEntry| {
+            let (record, cell) = (&entry.record, &entry.cell);
+            let (attempts, failures) = cell.outcomes(now, &view.rules);
+            let ago = |at: Mono| u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
+            Self {
+                service: view.name.clone(),
+                instance: record.id.clone(),
+                owner: record.owner.clone(),
+                lane: record.lane.clone(),
+                record: (record.generation, record.sequence),
+                excluded: entry.excluded,
+                breaker: cell.state(now, &view.rules),
+                attempts,
+                failures,
+                in_flight: cell.in_flight(),
+                answered_ms_ago: cell.last_heard().map(ago),
+            }
+        };
+        snapshot.services().flat_map(|view| view.instances.iter().map(move |entry| of(view, entry))).collect()
     }
 }
 

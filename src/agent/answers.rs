@@ -46,6 +46,7 @@ impl Agent {
                     drop(back.send(info));
                 }
             }
+            Ask::Diagnostics(back) => drop(back.send(self.diagnostics())),
             Ask::Policies(back) => drop(back.send(self.policies())),
             Ask::SetInstance(id, change, back) => {
                 drop(back.send(self.node.change_instance(now, &id, change).map_err(Into::into)));
@@ -55,6 +56,7 @@ impl Agent {
             Ask::Deregister(id, back) => {
                 let done = self.node.withdraw(now, &id);
                 if done.is_ok() {
+                    self.failing.remove(&id);
                     self.watch(Watch::Stop(id));
                 }
                 drop(back.send(done.map_err(Into::into)));
@@ -76,6 +78,8 @@ impl Agent {
                 drop(back.send(self.known_service(&service).and_then(|()| roll(&mut self.node))));
             }
             Ask::Health(id, health) => self.node.set_health(now, &id, health),
+            Ask::Checked(id, Ok(())) => drop(self.failing.remove(&id)),
+            Ask::Checked(id, Err(reason)) => drop(self.failing.insert(id, reason)),
             Ask::Load(id, load) => self.node.set_load(now, &id, load),
             Ask::Signals(back) => drop(back.send(self.signals())),
             Ask::Rules(rules) => self.builder.set_rules(rules),
@@ -186,6 +190,7 @@ impl Agent {
                     // Held, but the routing view with it is still being built or held back.
                     None => Some("not-in-view-yet".to_owned()),
                 },
+                failing: if record.owner == *self.node.id() { self.failing.get(&record.id).cloned() } else { None },
             }
         };
         let mut infos: Vec<InstanceInfo> =

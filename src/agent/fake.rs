@@ -9,8 +9,8 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
 use super::{
-    CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyChange,
-    PolicyInfo, handle::Ask,
+    CommandError, Diagnostics, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo,
+    PolicyChange, PolicyInfo, handle::Ask,
 };
 use crate::{
     node::{Accuser, Difference, PeerView, Story, StoryEvent},
@@ -190,6 +190,7 @@ impl Fake {
                         local: true,
                         stale: false,
                         excluded: None,
+                        failing: None,
                     });
                 }
                 drop(back.send(answer));
@@ -233,6 +234,8 @@ impl Fake {
                 policy.iter().for_each(|policy| self.keep(policy));
                 drop(back.send(policy));
             }
+            Ask::Diagnostics(back) => drop(back.send(Diagnostics::default())),
+            Ask::Checked(id, result) => told.note(format!("checked {id} {result:?}")),
             Ask::Signals(back) => drop(back.send(signals())),
             Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
@@ -382,7 +385,7 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         removed: false,
         load: None,
     };
-    InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None }
+    InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None, failing: None }
 }
 
 fn name(name: &str) -> NodeId {

@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use super::LocalInstance;
+use super::{Diagnostics, LocalInstance};
 use crate::{
     lanes::PolicyChange,
     node::{InstanceChange, PeerView, Story},
@@ -63,6 +63,9 @@ pub struct InstanceInfo {
     pub stale: bool,
     /// Why it is no candidate (`critical`, `draining`, ...), if it is none.
     pub excluded: Option<String>,
+    /// Why the last check of its application failed; known of this sidecar's own instances only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<String>,
 }
 
 /// An instance to register at run time.
@@ -186,6 +189,7 @@ pub(super) enum Ask {
     Observed(oneshot::Sender<Vec<ObservedSubject>>),
     Instances(oneshot::Sender<Vec<InstanceInfo>>),
     Info(oneshot::Sender<NodeInfo>),
+    Diagnostics(oneshot::Sender<Diagnostics>),
     Policies(oneshot::Sender<Vec<PolicyInfo>>),
     SetInstance(InstanceId, InstanceChange, oneshot::Sender<Result<InstanceRecord, CommandError>>),
     Register(NewInstance, oneshot::Sender<Result<InstanceRecord, CommandError>>),
@@ -205,6 +209,7 @@ pub(super) enum Ask {
     SetPolicy(ServiceName, PolicyChange, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Rollback(ServiceName, String, oneshot::Sender<Result<LanePolicy, CommandError>>),
     Health(InstanceId, Health),
+    Checked(InstanceId, Result<(), String>),
     Load(InstanceId, Option<f64>),
     Shutdown,
     Signals(oneshot::Sender<SignalsReport>),
@@ -280,6 +285,11 @@ impl Handle {
         ask!(self, |back| Ask::Info(back))
     }
 
+    /// What it sees of its surroundings.
+    pub async fn diagnostics(&self) -> Result<Diagnostics, CommandError> {
+        ask!(self, |back| Ask::Diagnostics(back))
+    }
+
     /// Policies, by service.
     pub async fn policies(&self) -> Result<Vec<PolicyInfo>, CommandError> {
         ask!(self, |back| Ask::Policies(back))
@@ -346,6 +356,11 @@ impl Handle {
     /// A check changed an instance's health.
     pub async fn health(&self, id: InstanceId, health: Health) -> Result<(), CommandError> {
         self.asks.send(Ask::Health(id, health)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// A check of an instance's application has another result than the one before it.
+    pub async fn checked(&self, id: InstanceId, result: Result<(), String>) -> Result<(), CommandError> {
+        self.asks.send(Ask::Checked(id, result)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// A check measured how busy an instance is (1.0: as much as it can do), or it says nothing of that any more.

@@ -6,6 +6,7 @@
 mod answers;
 mod checks;
 mod compare;
+mod diagnostics;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;
@@ -19,12 +20,13 @@ mod state;
 mod survey;
 mod views;
 
+pub use diagnostics::{ClockInfo, Diagnostics, SeedAddr, SeedInfo};
 pub use handle::{
     CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeDone, NodeInfo, PolicyInfo,
 };
 pub use metrics::MeshMetrics;
 pub use post::{ForPeople, ForShell, carry, input};
 pub use run::{Agent, AgentConfig, Ended, LocalInstance, Watch};
-pub use state::{StateDir, StateError};
+pub use state::{STATE, StateDir, StateError};
 
 pub use crate::{lanes::PolicyChange, node::InstanceChange};

@@ -28,7 +28,7 @@ use crate::{
     ready::{Blocker, Ready},
     routing::{self, Locality, Rules, Snapshot},
     telemetry::{Clock, Observed},
-    types::{InstanceId, Mono, NodeId},
+    types::{InstanceId, Mono, NodeId, Wall},
 };
 
 /// Questions waiting for the agent.
@@ -87,6 +87,8 @@ pub struct AgentConfig {
     pub state: StateDir,
     /// `host:port`, resolved again and again.
     pub seeds: Vec<String>,
+    /// The last moment in which the own certificate is valid.
+    pub certificate_until: Wall,
     /// Where this sidecar stands.
     pub locality: Locality,
     /// How its requests are routed.
@@ -131,6 +133,13 @@ pub struct Agent {
     /// Own instances whose id another living member announces as well, as last said.
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
     pub(super) comparison: Option<Comparison>,
+    /// Why the last check of an own instance's application failed.
+    pub(super) failing: BTreeMap<InstanceId, String>,
+    /// The seeds as they were resolved last.
+    pub(super) seeds: Vec<seeds::Resolved>,
+    pub(super) certificate_until: Wall,
+    /// The wall time at monotonic time zero as it was at the start, in milliseconds.
+    pub(super) wall_zero: i64,
     pub(super) questions: Questions,
     pub(super) observed: Observed,
     /// The highest generation that the writer has been given; told when it is on disk.
@@ -175,6 +184,10 @@ impl Agent {
             state: config.state,
             twins: BTreeMap::new(),
             comparison: None,
+            failing: BTreeMap::new(),
+            seeds: Vec::new(),
+            certificate_until: config.certificate_until,
+            wall_zero: wall_zero(config.clock),
             questions: Questions::default(),
             observed: config.observed,
             written: watch::Sender::new(0),
@@ -210,7 +223,7 @@ impl Agent {
         mut self,
         mut inbox: mpsc::Receiver<Ask>,
         mut events: mpsc::Receiver<NetEvent>,
-        mut seeds: mpsc::Receiver<Vec<SocketAddr>>,
+        mut seeds: mpsc::Receiver<Vec<seeds::Resolved>>,
     ) -> Ended {
         let mut written = self.written.subscribe();
         let failures = self.telling.failures.clone();
@@ -231,7 +244,10 @@ impl Agent {
                     self.feed(Input::Persisted { generation });
                 }
                 Some(ask) = inbox.recv() => self.answer(ask),
-                Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
+                Some(resolved) = seeds.recv() => {
+                    self.feed(Input::Seeds(seeds::addresses(&resolved)));
+                    self.seeds = resolved;
+                }
                 () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
             }
             self.tell_failures();
@@ -400,6 +416,12 @@ impl Agent {
         // Nothing to drain is fine: this sidecar announces nothing.
         let _ = self.node.drain(self.now(), &[], SHUTDOWN, "", None);
     }
+}
+
+/// The wall time at monotonic time zero, in milliseconds, by the clocks as they are now.
+pub(super) fn wall_zero(clock: Clock) -> i64 {
+    let millis = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    millis(clock.wall().0).saturating_sub(millis(clock.mono().millis()))
 }
 
 /// Whether what listens at `host` is reached over the network, from a sidecar that is reached at `own`.

@@ -7,9 +7,25 @@ use tokio::sync::mpsc;
 /// Between look-ups.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Starts resolving; sends the addresses at once and whenever they change. No seed at all is said at once as well: until it is
+/// One configured seed, resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Resolved {
+    /// As it is written.
+    pub name: String,
+    /// Its addresses in order, or why there are none.
+    pub addrs: Result<BTreeSet<SocketAddr>, String>,
+}
+
+/// All addresses.
+pub(super) fn addresses(seeds: &[Resolved]) -> Vec<SocketAddr> {
+    let all: BTreeSet<SocketAddr> =
+        seeds.iter().filter_map(|seed| seed.addrs.as_ref().ok()).flatten().copied().collect();
+    all.into_iter().collect()
+}
+
+/// Starts resolving; sends what was found at once and whenever they change. No seed at all is said at once as well: until it is
 /// told, a node waits for seeds to ask.
-pub(super) fn watch(seeds: Vec<String>) -> mpsc::Receiver<Vec<SocketAddr>> {
+pub(super) fn watch(seeds: Vec<String>) -> mpsc::Receiver<Vec<Resolved>> {
     let (out, addrs) = mpsc::channel(1);
     if seeds.is_empty() {
         // Kept open for ever: the agent's loop only ever hears of changes.
@@ -21,14 +37,13 @@ pub(super) fn watch(seeds: Vec<String>) -> mpsc::Receiver<Vec<SocketAddr>> {
         return addrs;
     }
     tokio::spawn(async move {
-        let mut known = BTreeSet::new();
+        let mut known = Vec::new();
         let literal = seeds.iter().all(|seed| seed.parse::<SocketAddr>().is_ok());
-        let mut failing = BTreeSet::new();
         while !out.is_closed() {
-            let found = resolve(&seeds, &mut failing).await;
+            let found = resolve(&seeds, &known).await;
             if found != known {
                 known = found;
-                if out.send(known.iter().copied().collect()).await.is_err() {
+                if out.send(known.clone()).await.is_err() {
                     return;
                 }
             }
@@ -41,24 +56,21 @@ pub(super) fn watch(seeds: Vec<String>) -> mpsc::Receiver<Vec<SocketAddr>> {
     addrs
 }
 
-async fn resolve(seeds: &[String], failing: &mut BTreeSet<String>) -> BTreeSet<SocketAddr> {
-    let mut found = BTreeSet::new();
+async fn resolve(seeds: &[String], before: &[Resolved]) -> Vec<Resolved> {
+    let mut found = Vec::new();
     for seed in seeds {
-        match tokio::net::lookup_host(seed.as_str()).await {
-            Ok(addrs) => {
-                failing.remove(seed);
-                found.extend(addrs);
-            }
+        let addrs = match tokio::net::lookup_host(seed.as_str()).await {
+            Ok(addrs) => Ok(addrs.collect()),
             Err(error) => {
                 // Once per outage, not once per look-up.
-                if failing.insert(seed.clone()) {
-                    tracing::warn!(
-                        "seed `{seed}` does not resolve: {error}; it is tried again every {} s",
-                        EVERY.as_secs()
-                    );
+                if !before.iter().any(|known| known.name == *seed && known.addrs.is_err()) {
+                    let every = EVERY.as_secs();
+                    tracing::warn!("seed `{seed}` does not resolve: {error}; it is tried again every {every} s");
                 }
+                Err(error.to_string())
             }
-        }
+        };
+        found.push(Resolved { name: seed.clone(), addrs });
     }
     found
 }

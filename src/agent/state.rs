@@ -10,7 +10,8 @@ use std::{
 
 use crate::node::Stored;
 
-const STATE: &str = "state";
+/// Of what a run has written down, the file that is written again and again.
+pub const STATE: &str = "state";
 const LOCK: &str = "lock";
 const RESET_KEY: &str = "reset.key";
 /// States and questions waiting for the writer.

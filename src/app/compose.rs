@@ -104,6 +104,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         clock,
         state,
         seeds: config.gossip.seeds.clone(),
+        certificate_until: identity.facts().not_after,
         locality,
         rules: Rules::new(u64::from_le_bytes(random()?), config.routing.clone(), &config.services)
             .reading(&config.proxy),
@@ -300,5 +301,5 @@ fn raise_file_limit() {
     }
 }
 
-/// In the data directory.
-const RUN_FILE: &str = "run.json";
+/// In the data directory: what a running sidecar has bound.
+pub const RUN_FILE: &str = "run.json";

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-pub use compose::{Sidecar, start};
+pub use compose::{RUN_FILE, Sidecar, start};
 pub use identity::{CertificateCheck, check_certificates};
 pub use removal::{MEMBERS, WorstCase, worst_removal};
 

@@ -207,7 +207,7 @@ pub(super) fn render(instances: &[InstanceInfo]) -> String {
             weight(record),
             format!("{}{stale}", health(record.health)),
             record.drain.as_ref().map(drain).unwrap_or_default(),
-            info.excluded.clone().unwrap_or_default(),
+            excluded(info),
         ]
     };
     table(
@@ -215,6 +215,16 @@ pub(super) fn render(instances: &[InstanceInfo]) -> String {
         instances.iter().map(row).collect(),
         "no instances",
     )
+}
+
+/// Why it takes no traffic; of one's own also what its check met.
+fn excluded(info: &InstanceInfo) -> String {
+    match (&info.excluded, &info.failing) {
+        (Some(why), Some(reason)) => format!("{why}: {reason}"),
+        (Some(why), None) => why.clone(),
+        (None, Some(reason)) => format!("last check: {reason}"),
+        (None, None) => String::new(),
+    }
 }
 
 /// One record after a change.

@@ -1,13 +1,14 @@
 //! Floor 6: the command line. One verb, one file; every verb turns arguments into one text for standard output, or a
 //! [`Failure`].
 //!
-//! Invariants: a command that asks a sidecar ends within 5 s (unless told to wait); what is printed is complete or, when the
+//! Invariants: a command that asks a sidecar ends within 5 s (unless told to wait; `check` asks many things); what is printed is complete or, when the
 //! reader goes away, quietly cut; `--json` prints the sidecar's answer as it came, keys in order; exit codes are those in
 //! `--help`. Nothing from a peer reaches the terminal with control characters in it.
 //!
 //! Not here: what orders mean (the agent), how a decision is worded (`routing::Explanation`), running a sidecar (`app`).
 
 mod ca;
+mod check;
 mod config;
 mod demo;
 mod drain;
@@ -51,6 +52,7 @@ enum Command {
     Run(run::Args),
     #[command(flatten)]
     Sidecar(Ask),
+    Check(check::Args),
     Ca(ca::Args),
     Config(config::Args),
     Demo(demo::Args),
@@ -118,6 +120,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Demo(args) => demo::run(&args, json),
         Command::DemoApp(args) => demo::run_app(&args),
         Command::Config(args) => printed(config::run(&args, json)?),
+        Command::Check(args) => printed(soon(check::run(&args, json))?),
         Command::Ca(args) => printed((ca::run(&args, json)?, ExitCode::SUCCESS)),
         Command::Sidecar(command) => printed((soon(ask(&command, json))?, ExitCode::SUCCESS)),
     }
@@ -148,7 +151,7 @@ fn printed((text, code): (String, ExitCode)) -> Result<ExitCode, Failure> {
 }
 
 /// Runs a command that talks to a sidecar: one thread is enough.
-fn soon(command: impl Future<Output = Outcome>) -> Outcome {
+fn soon<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
     let outcome = runtime.block_on(command);
@@ -165,9 +168,9 @@ fn shown<T: DeserializeOwned>(json: bool, answer: Value, words: impl FnOnce(&T) 
 const AFTER_HELP: &str = "\
 Exit codes:
   0  done
-  1  refused or failed; the message says why
+  1  refused or failed; the message says why. `check`: something failed
   2  the command line makes no sense
-  3  no sidecar at the admin address, or it did not answer in time
+  3  no sidecar at the admin address, or it did not answer in time. `check`: nothing could be looked at
   4  the sidecar knows no such service, instance or policy
   5  not allowed: the write token is missing, unreadable or wrong
 

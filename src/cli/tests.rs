@@ -99,6 +99,7 @@ fn the_grammar_is_sound_and_every_verb_is_there() {
             "undrain",
             "leave",
             "info",
+            "check",
             "ca",
             "config",
             "demo"
@@ -369,4 +370,18 @@ async fn five_thousand_instances_come_through_whole() {
     let sidecar = Sidecar::start(fake).await;
     assert_eq!(sidecar.prints("instances").await.lines().count(), 5_001);
     assert_eq!(sidecar.json("instances").await.as_array().unwrap().len(), 5_000);
+}
+
+/// Scripts read it: names, verdicts and keys stay.
+#[tokio::test]
+async fn check_says_the_same_to_programs() {
+    let sidecar = started().await;
+    let asked = ["lanemesh", "check", "membership", "catalog", "app", "views", "--json", "--admin", &sidecar.addr];
+    let cli = Cli::try_parse_from(asked).unwrap();
+    let Command::Check(args) = &cli.command else { panic!("a check") };
+    let (text, code) = check::run(args, true).await.unwrap();
+    let mut report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["sidecar"].take(), json!(sidecar.addr));
+    assert_eq!(code, std::process::ExitCode::from(1));
+    assert_eq!(format!("{report:#}\n"), include_str!("check/golden.json"));
 }

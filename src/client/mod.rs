@@ -180,7 +180,8 @@ impl Client {
         let foreign = || {
             let error =
                 format!("what answers at {} is not a lanemesh admin API (status {})", self.address, status.as_u16());
-            Failure::new(Exit::Failed, error).cure("name the sidecar's admin port with --admin HOST:PORT")
+            // Whatever answers, no sidecar does.
+            Failure::new(Exit::Unreachable, error).cure("name the sidecar's admin port with --admin HOST:PORT")
         };
         if status.is_success() {
             return serde_json::from_slice(body).map_err(|_| foreign());

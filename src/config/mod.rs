@@ -36,4 +36,4 @@ pub use resolved::{
 };
 pub use routing::{Balance, Breaker, Counts, Fallback, Routing, Statuses};
 pub use values::{REQUEST_ID_HEADERS, format_duration, parse_check, parse_duration, parse_subject, request_id_in};
-pub use warnings::warnings;
+pub use warnings::{exposure, oddities, warnings};

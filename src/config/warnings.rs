@@ -11,6 +11,11 @@ use super::{
 
 /// Sentences for the log at start and for `config check`; none of them keeps the sidecar from starting.
 pub fn warnings(config: &Config) -> Vec<String> {
+    [exposure(config), oddities(config)].concat()
+}
+
+/// Ports that others than this host's processes can reach, of those that have no credentials of their own.
+pub fn exposure(config: &Config) -> Vec<String> {
     let mut out = Vec::new();
     let ports = config.proxy.ports.iter().map(|(service, address)| (format!("proxy.ports.{service}"), address));
     let tcp = config.proxy.tcp_ports.iter().map(|(service, address)| (format!("proxy.tcp_ports.{service}"), address));
@@ -25,6 +30,12 @@ pub fn warnings(config: &Config) -> Vec<String> {
             config.admin.bind
         ));
     }
+    out
+}
+
+/// Everything else.
+pub fn oddities(config: &Config) -> Vec<String> {
+    let mut out = Vec::new();
     if config.gossip.advertise.is_some_and(|a| a.ip().to_canonical().is_loopback()) {
         out.push("gossip.advertise: a loopback address reaches only sidecars on this host".to_owned());
     }

@@ -14,6 +14,7 @@ use tokio::{
     process::{Child, Command},
 };
 
+use super::place::Place;
 use crate::{
     client::Client,
     pki::{Authority, LeafRequest},
@@ -45,7 +46,7 @@ pub struct Pod {
 
 /// All of them.
 pub struct Mesh {
-    dir: PathBuf,
+    place: Place,
     binary: PathBuf,
     /// `orders-1` to `orders-5`, then `shop-1`.
     pub pods: Vec<Pod>,
@@ -55,8 +56,7 @@ pub struct Mesh {
 impl Mesh {
     /// Makes a directory and a throw-away authority.
     pub fn new() -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("lanemesh-demo-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).with_context(|| format!("can't make {}", dir.display()))?;
+        let place = Place::new()?;
         let binary = std::env::current_exe().context("can't find this program's own file")?;
         let pod = |name: &str, version, lane| Pod {
             name: name.to_owned(),
@@ -77,7 +77,7 @@ impl Mesh {
             pod("orders-5", "v2", "canary"),
             pod("shop-1", "v1", "stable"),
         ];
-        Ok(Self { dir, binary, pods, keep_logs: false })
+        Ok(Self { place, binary, pods, keep_logs: false })
     }
 
     /// The sidecar that the users' traffic goes through.
@@ -104,7 +104,7 @@ impl Mesh {
     }
 
     fn issue_certificates(&self) -> Result<()> {
-        let authority = Authority::create(&self.dir.join("ca"), &MeshName::new("demo")?, wall(), false)?;
+        let authority = Authority::create(&self.place.dir().join("ca"), &MeshName::new("demo")?, wall(), false)?;
         for pod in &self.pods {
             let services = if pod.name.starts_with("orders") { vec![ServiceName::new("orders")?] } else { Vec::new() };
             let request = LeafRequest {
@@ -119,7 +119,7 @@ impl Mesh {
     }
 
     fn pod_dir(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+        self.place.dir().join(name)
     }
 
     async fn start_app(&mut self, at: usize) -> Result<()> {
@@ -288,15 +288,13 @@ impl Mesh {
                 let _ = child.wait().await;
             }
         }
-        if !self.keep_logs {
-            let _ = std::fs::remove_dir_all(&self.dir);
-        }
+        if self.keep_logs { self.place.keep() } else { self.place.remove() }
     }
 
     /// Where to look when something went wrong.
     pub fn hint(&self) -> String {
         if self.keep_logs {
-            format!("the sidecars' logs are in {}", self.dir.display())
+            format!("the sidecars' logs are in {}", self.place.dir().display())
         } else {
             "the demo could not run".into()
         }

@@ -1,7 +1,7 @@
 //! Floor 6: `lanemesh demo`. Real processes of this binary on loopback, real traffic of 2,000 users, real faults; every line
 //! of the summary is measured.
 //!
-//! `mesh` starts and kills processes, `load` is the users, `story` the acts and what each must show, `screen` what people see
+//! `mesh` starts and kills processes, `place` is where their files are, `load` is the users, `story` the acts and what each must show, `screen` what people see
 //! meanwhile, `app` the small application in each pod. Not here: anything that a user's own mesh would not do as well.
 
 mod app;
@@ -9,6 +9,7 @@ mod app;
 mod load;
 #[expect(clippy::disallowed_methods, reason = "the demo measures what its users see")]
 mod mesh;
+mod place;
 #[expect(clippy::disallowed_methods, reason = "the demo measures what its users see")]
 mod screen;
 #[expect(clippy::disallowed_methods, reason = "the demo measures what its users see")]

@@ -1,6 +1,6 @@
 //! Opening connections: by node, with a queue behind each dial, or by address, to whoever answers.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use quinn::Connection;
 use rustls_pki_types::CertificateDer;
@@ -104,6 +104,28 @@ impl Engine {
             }
         }
         result
+    }
+
+    /// See [`Net::who_answers`](super::Net::who_answers).
+    pub(super) async fn who_answers(self: &Arc<Self>, addr: SocketAddr) -> Result<CertFacts, NetFault> {
+        let (conn, facts) = self.dial(addr, &PeerName::address(addr)).await?;
+        // In TLS 1.3 this side is done before the other has looked at the certificate; what it thinks of it comes later.
+        let confirmed = self.timeout(self.limits.dial_deadline, async {
+            while conn.stats().frame_rx.handshake_done == 0 && conn.close_reason().is_none() {
+                self.sleep(Duration::from_millis(2)).await;
+            }
+        });
+        if confirmed.await.is_err() {
+            return Err(NetFault::Silent(addr, self.limits.dial_deadline));
+        }
+        if let Some(error) = conn.close_reason() {
+            return Err(match report::certificate_fault(&error) {
+                Some(reason) => NetFault::Handshake { addr, reason },
+                None => NetFault::Lost { addr, reason: error.to_string() },
+            });
+        }
+        Goodbye::Asked.say(&conn);
+        Ok(facts)
     }
 
     async fn connect(self: &Arc<Self>, addr: SocketAddr, name: &PeerName) -> Result<(Connection, CertFacts), NetFault> {

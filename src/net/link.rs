@@ -28,6 +28,7 @@ pub(super) enum Goodbye {
     Retired,
     Expired,
     OwnName,
+    Asked,
 }
 
 impl Goodbye {
@@ -43,6 +44,7 @@ impl Goodbye {
             Self::Retired => b"superseded",
             Self::Expired => b"certificate expired",
             Self::OwnName => b"both ends have the same node name",
+            Self::Asked => b"only asked who answers here",
         }
     }
 

@@ -37,7 +37,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     pki::Identity,
-    types::{MeshName, NodeId},
+    types::{CertFacts, MeshName, NodeId},
 };
 pub use config::{NetConfig, NetLimits, bind};
 use engine::Engine;
@@ -199,6 +199,12 @@ impl Net {
     /// Answers a sync; one that has ended meanwhile is passed over.
     pub fn reply(&self, id: u64, bytes: Bytes) {
         self.engine.reply(id, bytes);
+    }
+
+    /// Who answers at an address, and accepts this node's certificate: a connection is opened, and closed at once. For the program's
+    /// checks before a sidecar runs; a running one has connections of its own to look at.
+    pub async fn who_answers(&self, addr: SocketAddr) -> Result<CertFacts, NetFault> {
+        self.engine.who_answers(addr).await
     }
 
     /// A few bytes from a connected UDP socket; a refusal comes back as an event within some 100 ms, anything else does not.

@@ -63,13 +63,13 @@ impl Node {
     pub(super) fn compared(&mut self, node: NodeId, reply: Result<&SyncReply, &DialError>) {
         let view = match reply {
             Ok(reply) => self.view_of(node, reply),
-            Err(error) => {
-                let fault = match error {
-                    DialError::Other(text) => text.clone(),
-                    DialError::Itself | DialError::OwnName => "its address leads to this node's own name".to_owned(),
-                };
-                PeerView { node, fault: Some(fault), differences: Vec::new(), newer_there: 0, older_there: 0 }
-            }
+            Err(error) => PeerView {
+                node,
+                fault: Some(error.to_string()),
+                differences: Vec::new(),
+                newer_there: 0,
+                older_there: 0,
+            },
         };
         self.event(Event::Compared(view));
     }

@@ -83,13 +83,16 @@ pub enum Input {
 }
 
 /// Why nobody answered a dial.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialError {
     /// The address leads back here.
+    #[error("its address leads to this node itself")]
     Itself,
     /// A second process with this node's certificate answered.
+    #[error("another process with this node's name answers at its address")]
     OwnName,
     /// Anything else, for people.
+    #[error("{0}")]
     Other(String),
 }
 

@@ -34,6 +34,20 @@ pub(super) struct Seed {
     in_flight: bool,
     /// It turned out to be this node itself.
     own: bool,
+    /// What came of the last try.
+    last: Option<Result<NodeId, String>>,
+}
+
+/// What is known of an address that a seed resolves to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeedState {
+    /// The address.
+    pub addr: SocketAddr,
+    /// It is this node's own.
+    pub own: bool,
+    /// Who answered the last time that it was asked, or why nobody did; `None` while nothing has come back. An active member's
+    /// address is not asked again.
+    pub last: Option<Result<NodeId, String>>,
 }
 
 /// Which generations are safely on disk.
@@ -95,7 +109,7 @@ impl Node {
         self.seeds.retain(|addr, _| addrs.contains(addr));
         for addr in addrs {
             let own = addr == self.config.addr;
-            self.seeds.entry(addr).or_insert(Seed { next: now.mono, pause: FIRST_PAUSE, in_flight: false, own });
+            self.seeds.entry(addr).or_insert(Seed { next: now.mono, pause: FIRST_PAUSE, own, ..Seed::default() });
         }
         self.drive_join(now);
     }
@@ -161,6 +175,13 @@ impl Node {
         }
     }
 
+    /// What is known of the seeds' addresses, in their order.
+    pub fn seeds(&self) -> impl Iterator<Item = SeedState> + '_ {
+        let state =
+            |(addr, seed): (&SocketAddr, &Seed)| SeedState { addr: *addr, own: seed.own, last: seed.last.clone() };
+        self.seeds.iter().map(state)
+    }
+
     fn active_addrs(&self) -> Vec<SocketAddr> {
         self.catalog
             .members()
@@ -197,6 +218,7 @@ impl Node {
         let jitter = self.rng.random_range(0.8..1.2);
         let Some(seed) = self.seeds.get_mut(&addr) else { return };
         seed.in_flight = false;
+        seed.last = Some(outcome.cloned().map_err(DialError::to_string));
         match outcome {
             Ok(_) => {
                 seed.next = now.mono + LONGEST_PAUSE;

@@ -43,6 +43,7 @@ use crate::{
 
 pub use compare::{Difference, PeerView};
 pub use io::{Counters, DialError, Event, Input, NodeConfig, Now, Output};
+pub use join::SeedState;
 pub use local::{InstanceChange, InstanceSpec, OrderError, SHUTDOWN};
 pub use membership::{
     Accuser, Action, FORGET_AFTER, Membership, MembershipConfig, Removal, Story, StoryEvent, Tallies,

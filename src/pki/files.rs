@@ -36,6 +36,14 @@ pub enum PkiError {
         /// What is wrong, and the cure.
         reason: String,
     },
+    /// The own certificate is not accepted, as peers would not accept it either.
+    #[error("{}: {fault}", path.display())]
+    Certificate {
+        /// Its file.
+        path: PathBuf,
+        /// Why not.
+        fault: super::CertFault,
+    },
     /// What is asked for makes no sense.
     #[error("{0}")]
     Request(String),

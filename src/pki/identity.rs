@@ -60,7 +60,7 @@ impl Identity {
             clock: Arc::new(DefaultTimeProvider),
         };
         Self::from_parts(parts).map_err(|fault| match fault {
-            PartsFault::Certificate(why) => unusable(certificate, why),
+            PartsFault::Certificate(fault) => PkiError::Certificate { path: certificate.into(), fault },
             PartsFault::Key(why) => unusable(key, format!("{why} (the certificate is {})", certificate.display())),
             PartsFault::Authority(why) => unusable(ca, why),
         })
@@ -69,8 +69,8 @@ impl Identity {
     /// The same from memory.
     pub fn from_parts(parts: IdentityParts) -> Result<Self, PartsFault> {
         let IdentityParts { certificate, key, authorities, provider, clock } = parts;
-        let of_certificate = |fault: CertFault| PartsFault::Certificate(fault.to_string());
-        let facts = names::facts(&certificate).map_err(of_certificate)?;
+        let malformed = |why: String| PartsFault::Certificate(CertFault::Malformed(why));
+        let facts = names::facts(&certificate).map_err(PartsFault::Certificate)?;
         // Keys of RFC 5958 version 1 hold no public key to compare with; the certificate's does that below.
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(key.secret_pkcs8_der())
             .map_err(|e| PartsFault::Key(format!("not an Ed25519 key ({e}): issue it with `lanemesh ca issue`")))?;
@@ -84,11 +84,11 @@ impl Identity {
         }
         let verifier = Verifier::new(facts.mesh.clone(), roots, provider.clone())
             .map_err(|fault| PartsFault::Authority(fault.to_string()))?;
-        let now = clock.current_time().ok_or_else(|| PartsFault::Certificate("the clock gives no time".into()))?;
-        verifier.check(&certificate, &[], now).map_err(of_certificate)?;
+        let now = clock.current_time().ok_or_else(|| malformed("the clock gives no time".into()))?;
+        verifier.check(&certificate, &[], now).map_err(PartsFault::Certificate)?;
         let verifier = Arc::new(verifier);
         let tls = Tls { certificate: &certificate, key: &key, verifier: &verifier, provider: &provider, clock: &clock };
-        let fault = |e: rustls::Error| PartsFault::Certificate(e.to_string());
+        let fault = |e: rustls::Error| malformed(e.to_string());
         let (client, server) = (tls.client().map_err(fault)?, tls.server().map_err(fault)?);
         Ok(Self { facts, certificate, key: pair, verifier, clock, client: Arc::new(client), server: Arc::new(server) })
     }
@@ -127,7 +127,7 @@ impl Identity {
 pub enum PartsFault {
     /// The certificate.
     #[error("certificate: {0}")]
-    Certificate(String),
+    Certificate(CertFault),
     /// The key.
     #[error("key: {0}")]
     Key(String),

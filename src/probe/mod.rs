@@ -1,7 +1,7 @@
 //! Floor 5: checks of the applications beside this sidecar (REQUIREMENTS R9).
 //!
-//! One task per local instance asks (HTTP, TCP or nothing), [`Gate`] turns answers into health, and every change of health is
-//! reported to the agent. Checks start at a fixed interval from start to start; while the answers speak against the present
+//! One task per local instance asks (HTTP, TCP or nothing), [`Gate`] turns answers into health, and every change of health, and
+//! of why a check fails, is reported to the agent. Checks start at a fixed interval from start to start; while the answers speak against the present
 //! state, the next one comes after a tenth of a second, so that start-up takes about 0.2 s with `rise = 2`, and a dying
 //! application is critical well within 2 s (one interval, two timeouts and the short wait between them).
 //!
@@ -45,10 +45,12 @@ pub struct Target {
 }
 
 /// What a check brings.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Heard {
     /// The instance's health has changed.
     Health(Health),
+    /// A check ended otherwise than the one before it: it passed, or failed for this reason.
+    Result(Result<(), String>),
     /// How busy it is (1.0: as much as it can do), where that is asked for; `None`: it did not say.
     Load(Option<f64>),
 }
@@ -85,6 +87,11 @@ impl Drop for Probes {
     }
 }
 
+/// Checks once, for a sidecar that is to be started: the error says what was seen.
+pub async fn once(target: &Target) -> Result<(), String> {
+    if target.check.kind == CheckKind::None { Ok(()) } else { check::once(target).await.map(drop) }
+}
+
 /// The longest until an instance is critical, after its application died and refuses (first), or hangs (second); `None` when
 /// it is not checked.
 pub fn worst(check: &Check) -> Option<(Duration, Duration)> {
@@ -103,6 +110,7 @@ pub fn start(targets: Vec<Target>, handle: Handle) -> Probes {
             let told = match heard {
                 Heard::Health(health) => handle.health(id, health).await,
                 Heard::Load(load) => handle.load(id, load).await,
+                Heard::Result(result) => handle.checked(id, result).await,
             };
             told.is_ok()
         }
@@ -172,6 +180,7 @@ where
     let mut gate = Gate::new(target.check.rise, target.check.fall);
     let started = Instant::now();
     let (mut passed_before, mut told) = (false, false);
+    let mut last = None;
     loop {
         let began = Instant::now();
         let answer = check::once(&target).await;
@@ -181,6 +190,11 @@ where
                 tracing::warn!(instance = %target.id, %reason, "the application has not passed its health check yet");
                 told = true;
             }
+        }
+        let result = answer.as_ref().map(|_| ()).map_err(Clone::clone);
+        if last.as_ref() != Some(&result) {
+            report(target.id.clone(), Heard::Result(result.clone())).await;
+            last = Some(result);
         }
         if let Some(health) = gate.record(answer.is_ok()) {
             tracing::info!(instance = %target.id, ?health, reason = answer.as_ref().err(), "health of the application changed");

@@ -28,7 +28,7 @@ fn watched(targets: Vec<Target>) -> (Probes, mpsc::UnboundedReceiver<(InstanceId
     let report = move |id, heard| {
         std::future::ready(match heard {
             Heard::Health(health) => tx.send((id, health)).is_ok(),
-            Heard::Load(_) => true,
+            Heard::Load(_) | Heard::Result(_) => true,
         })
     };
     (start_with(targets, report), rx)
@@ -102,6 +102,23 @@ async fn a_closed_port_is_critical_and_a_forgotten_instance_is_silent() {
 async fn without_a_check_it_passes_at_once() {
     let (_probes, mut rx) = watched(vec![target(CheckKind::None, "127.0.0.1:1".parse().unwrap())]);
     assert_eq!(next(&mut rx).await, Health::Passing);
+}
+
+#[tokio::test]
+async fn why_a_check_fails_is_told_once_until_it_changes() {
+    let status = Arc::new(AtomicU16::new(500));
+    let addr = app(status.clone()).await;
+    let (tx, mut rx) = mpsc::unbounded_channel();
+    let report = move |_, heard| std::future::ready(tx.send(heard).is_ok());
+    let _probes = start_with(vec![target(CheckKind::Http("/health".into()), addr)], report);
+    let mut next =
+        async || timeout(Duration::from_secs(5), rx.recv()).await.expect("a report in time").expect("probes run");
+    assert_eq!(next().await, Heard::Result(Err("GET /health answered 500".into())));
+    status.store(404, Relaxed);
+    assert_eq!(next().await, Heard::Result(Err("GET /health answered 404".into())));
+    status.store(200, Relaxed);
+    assert_eq!(next().await, Heard::Result(Ok(())));
+    assert_eq!(next().await, Heard::Health(Health::Passing));
 }
 
 #[test]

@@ -282,6 +282,12 @@ impl InstanceCell {
         recent.seen(now, &rules.breaker)
     }
 
+    /// Requests from this sidecar that ended lately, and failures among them. What happened before a breaker closed again is
+    /// forgotten.
+    pub fn outcomes(&self, now: Mono, rules: &Routing) -> (u16, u16) {
+        Window::unpack(self.counts.0.window.load(Relaxed)).at(now, rules.breaker.window).counts()
+    }
+
     /// Whether other sidecars' signals keep it away.
     pub(super) fn is_signalled(&self) -> bool {
         let word = Word::unpack(self.word.0.load(Relaxed));
@@ -290,8 +296,7 @@ impl InstanceCell {
 
     /// Whether it has answered several requests of the present window, and failed none.
     pub(super) fn is_well(&self, now: Mono, rules: &Routing) -> bool {
-        let (total, failures) =
-            Window::unpack(self.counts.0.window.load(Relaxed)).at(now, rules.breaker.window).counts();
+        let (total, failures) = self.outcomes(now, rules);
         total >= 5 && failures == 0
     }
 

@@ -218,3 +218,27 @@ fn the_admin_port_is_for_people_on_this_machine() {
         assert!(!answer.text().contains("incarnation"), "the admin API answered through the proxy");
     }
 }
+
+/// A demo that was killed without a chance to clean up leaves its directory; the next one removes it, and only such.
+#[test]
+fn a_killed_demo_leaves_nothing_behind_for_long() {
+    let temporary = tempfile::tempdir().unwrap();
+    let start = || {
+        let mut demo = lanemesh(["demo", "--json"]);
+        demo.env("TMPDIR", temporary.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let place = |demo: &std::process::Child| temporary.path().join(format!("lanemesh-demo-{}", demo.id()));
+    let mut killed = start();
+    let left = place(&killed);
+    wait("its sidecars run", || left.join("shop-1/data/run.json").exists());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(left.exists());
+
+    let mut next = start();
+    let own = place(&next);
+    wait("the next one has started, and cleaned up", || own.join("ca").exists() && !left.exists());
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(next.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(next.wait().unwrap().code(), Some(130));
+    assert!(!own.exists());
+}

@@ -4,6 +4,7 @@
 //! product promises are measured and printed (`--nocapture` shows them); the tests assert a generous multiple.
 
 mod chaos;
+mod check;
 mod command;
 mod files;
 mod hosts;
