@@ -126,6 +126,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         services: config.services.clone(),
         access_log: config.access_log.clone(),
         node: node_id.to_string(),
+        plain: true,
         own: vec![admin_addr],
     };
     let proxy = proxy::start(proxy_config, handle.snapshots(), metrics.clone(), clock)?;

@@ -41,6 +41,7 @@ mod head;
 mod headers;
 mod hints;
 mod io;
+mod plain;
 mod pool;
 mod reach;
 mod replay;

@@ -13,7 +13,7 @@ use super::headers::name_value;
 use crate::{
     routing::{Decision, ServiceView, Snapshot},
     telemetry::{InstanceSeries, Metrics},
-    types::{Mono, ServiceName},
+    types::{Mono, Protocol, ServiceName},
 };
 
 /// One snapshot, and what was resolved of it so far.
@@ -33,8 +33,11 @@ impl View {
             return Some(service.clone());
         }
         let view = self.snapshot.service(name)?;
-        let prepared = RefCell::new(vec![None; view.instances.len()]);
-        let service = Rc::new(Service { name: view.name.clone(), prepared });
+        let service = Rc::new(Service {
+            name: view.name.clone(),
+            http1: view.instances.iter().all(|entry| entry.record.protocol == Protocol::Http1),
+            prepared: RefCell::new(vec![None; view.instances.len()]),
+        });
         self.services.borrow_mut().insert(view.name.clone(), service.clone());
         Some(service)
     }
@@ -43,6 +46,8 @@ impl View {
 /// One service in one view.
 pub(super) struct Service {
     pub(super) name: ServiceName,
+    /// All its instances speak HTTP/1.1.
+    pub(super) http1: bool,
     prepared: RefCell<Vec<Option<Rc<Prepared>>>>,
 }
 

@@ -8,6 +8,7 @@ mod h2;
 mod h2_clients;
 mod h2_limits;
 mod h2_upstream;
+mod handover;
 mod limits;
 mod matrix;
 mod observe;

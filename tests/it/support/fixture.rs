@@ -165,6 +165,8 @@ impl Fixture {
             services: BTreeMap::new(),
             access_log,
             node: "n1".into(),
+            // The whole suite holds for both ways; `.ci/run` runs it twice.
+            plain: std::env::var_os("LANEMESH_TEST_ALL_HYPER").is_none(),
             own: Vec::new(),
         };
         change(&mut config);
