@@ -77,7 +77,7 @@ fn every_node_is_asked_and_differences_are_named() {
 fn a_subject_under_observation_is_logged_by_every_sidecar_until_its_time_is_over() {
     let mesh = Mesh::new("prod");
     let pods = mesh.service("orders", 2);
-    let logged = |pod: &Pod, user: &str| pod.log().matches(&format!("\"user_id\":\"{user}\"")).count();
+    let logged = |pod: &Pod, user: &str| pod.access_log().matches(&format!("\"user_id\":\"{user}\"")).count();
     let ask = |pod: &Pod, user: &str| assert_eq!(pod.client().get("orders", user, "/").unwrap().status, 200);
     pods.iter().for_each(|pod| ask(pod, "before"));
     let told = pods[0].must_cli(&["observe", "--subject", "ann", "--for", "10m", "--by", "ben"]);

@@ -500,6 +500,11 @@ impl Pod {
         Http::new(self.run().proxy)
     }
 
+    /// The access logs of all its runs.
+    pub fn access_log(&self) -> String {
+        fs::read_to_string(self.dir.join("access-log")).unwrap_or_default()
+    }
+
     /// Everything that all its runs have logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
