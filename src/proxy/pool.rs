@@ -325,6 +325,11 @@ impl Pool {
         }
     }
 
+    /// Whether no connection rests here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.borrow().values().all(|entry| entry.idle.is_empty())
+    }
+
     /// Closes what has been idle too long, and forgets instances that nobody knows any more. Call it about once a second.
     pub(super) fn sweep(&self) {
         let now = self.clock.mono();
