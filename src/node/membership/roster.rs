@@ -56,8 +56,6 @@ pub(super) struct Member {
     pub(super) history: Option<Box<History>>,
     /// The generation that foca probes it at; `None` while it is left to others (`circle`).
     pub(super) probed: Option<u64>,
-    /// In a large mesh: how many others are nearer to it than this node.
-    pub(super) nearer: u32,
     pub(super) hash: u64,
     place: Option<usize>,
     mark: u64,
@@ -165,7 +163,6 @@ impl Roster {
             again_at: None,
             history: None,
             probed: None,
-            nearer: 0,
             place: None,
             mark: 0,
         };
@@ -242,10 +239,15 @@ impl Roster {
                 if let Some(moved) = self.active.get(place).copied() {
                     self.get_mut(moved).place = Some(place);
                 }
-                self.went(slot);
+                self.went(slot, place);
             }
             _ => {}
         }
+    }
+
+    /// Where an active member is in the list.
+    pub(super) fn place_of(&self, slot: Slot) -> Option<usize> {
+        self.get(slot).place
     }
 
     fn remark(&mut self, slot: Slot) {
@@ -290,12 +292,11 @@ impl Roster {
     pub(super) fn nearest(&self, accused: Slot, count: usize) -> Vec<Slot> {
         let target = self.get(accused);
         let life = mix(target.hash, target.incarnation.into());
-        let others = if self.is_large() {
-            self.watchers_of(accused)
+        let mut all: Vec<(u64, Slot)> = if self.is_large() {
+            self.watchers_of(accused).into_iter().map(|slot| (mix(life, self.get(slot).hash), slot)).collect()
         } else {
-            self.active.iter().copied().chain([ME]).filter(|slot| *slot != accused).collect()
+            self.hashes_without(accused).map(|(hash, slot)| (mix(life, hash), slot)).collect()
         };
-        let mut all: Vec<(u64, Slot)> = others.into_iter().map(|slot| (mix(life, self.get(slot).hash), slot)).collect();
         let count = count.min(all.len());
         if count == 0 {
             return Vec::new();
