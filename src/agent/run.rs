@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
@@ -34,10 +34,12 @@ use crate::{
 const ASKS: usize = 256;
 /// Longest time that readiness waits for a seed.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
-/// Between looks at the node for metrics.
+/// Shortest time between looks at the node for metrics. Nobody is woken for one: probes do that several times a second.
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
-/// After a member's state changed; several changes of one moment are one look.
+/// After a member's state changed a look is worth a wake; several changes of one moment are one look.
 const OBSERVE_SOON: Duration = Duration::from_millis(50);
+/// Longest time without a look at the clock.
+const REST: Duration = Duration::from_secs(3600);
 /// Between looks at what the proxy has heard, while a sign of the own network is wanted.
 const CONTROL_EVERY: Duration = Duration::from_millis(100);
 /// What was heard before says nothing of now.
@@ -137,6 +139,7 @@ pub struct Agent {
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
     ended: Option<Ended>,
     observe_at: Mono,
+    observe_soon: Option<Mono>,
     control_at: Mono,
     seeds_until: Mono,
 }
@@ -178,6 +181,7 @@ impl Agent {
             leaving: None,
             ended: None,
             observe_at: Mono::ZERO,
+            observe_soon: None,
             control_at: Mono::ZERO,
             seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
@@ -207,6 +211,7 @@ impl Agent {
     ) -> Ended {
         let mut written = self.written.subscribe();
         let failures = self.telling.failures.clone();
+        let mut alarm = self.net.alarm();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -214,7 +219,7 @@ impl Agent {
             if let Some(ended) = self.ended.take() {
                 return ended;
             }
-            let wake = self.wake_at();
+            alarm.set(self.wake_at());
             tokio::select! {
                 biased;
                 () = failures.notified() => self.telling.rung(self.clock.mono()),
@@ -225,7 +230,7 @@ impl Agent {
                 }
                 Some(ask) = inbox.recv() => self.answer(ask),
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
-                () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
+                () = alarm.ring() => self.node.handle_timeout(self.now()),
             }
             self.tell_failures();
             self.offer_control();
@@ -247,13 +252,13 @@ impl Agent {
         }
     }
 
-    fn wake_at(&self) -> tokio::time::Instant {
-        let now = tokio::time::Instant::now();
-        let timers = [self.node.poll_timeout(), self.telling.due()].into_iter().flatten();
-        let due = timers.fold(self.observe_at, Mono::min).since(self.clock.mono());
-        let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
-        let compared = self.comparison.as_ref().map(|comparison| comparison.until);
-        [goodbye, compared].into_iter().flatten().fold(now + due, Ord::min)
+    fn wake_at(&self) -> Instant {
+        let timers = [self.node.poll_timeout(), self.telling.due(), self.observe_soon].into_iter().flatten();
+        // A node that waits for nothing at all has been refused or has left; what ends it comes by another way.
+        let due = self.clock.instant(timers.min().unwrap_or(self.clock.mono() + REST));
+        let goodbye = self.leaving.as_ref().map(|(_, until)| until.into_std());
+        let compared = self.comparison.as_ref().map(|comparison| comparison.until.into_std());
+        [goodbye, compared].into_iter().flatten().fold(due, Ord::min)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -306,8 +311,8 @@ impl Agent {
             }
         }
         let now = self.clock.mono();
-        if now >= self.observe_at {
-            self.observe_at = now + OBSERVE_EVERY;
+        if now >= self.observe_soon.map_or(self.observe_at, |soon| soon.min(self.observe_at)) {
+            (self.observe_at, self.observe_soon) = (now + OBSERVE_EVERY, None);
             self.tidy_signals();
             self.metrics.observe(self.now(), &self.node, &self.net);
             self.metrics.observe_signals(self.telling.signals.counts());
@@ -339,7 +344,8 @@ impl Agent {
             Event::Member { node, state } => {
                 tracing::info!(%node, ?state, "member");
                 // The gauges tell of it when everything else does.
-                self.observe_at = self.observe_at.min(self.clock.mono() + OBSERVE_SOON);
+                let now = self.clock.mono();
+                self.observe_soon.get_or_insert(now + OBSERVE_SOON);
             }
             Event::NameTaken { addr } => {
                 tracing::error!(%addr, "another live process has this node's name: this one ends. Give each process its own certificate");
