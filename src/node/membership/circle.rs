@@ -14,7 +14,8 @@
 //! goes. What that pass reads lies side by side in arrays, in the order of the roster's active members: a thousand members
 //! are a few microseconds.
 
-use super::roster::{ME, Roster, Slot, mix};
+use super::roster::{ME, Roster, Slot, hash, mix};
+use crate::types::NodeId;
 
 /// The part of a roster that is about contacts.
 pub(super) struct Circle {
@@ -145,6 +146,18 @@ impl Roster {
         self.noted(slot, large);
     }
 
+    /// Many come at once, and it is known how many others are nearer to each than this node, where they are too many.
+    pub(super) fn came_all(&mut self, ranks: Vec<Option<u32>>) {
+        let me = self.get(ME).hash;
+        let of = |(slot, nearer): (&Slot, Option<u32>)| {
+            let hash = self.get(*slot).hash;
+            Rank { hash, apart: tie(me, hash), nearer: nearer.unwrap_or(0) }
+        };
+        self.circle.ranks = self.active.iter().zip(ranks).map(of).collect();
+        (self.circle.large, self.circle.stale) = (self.active.len() > self.circle.most, true);
+        self.circle.stirred = Stirred::Everybody;
+    }
+
     fn noted(&mut self, slot: Slot, large: bool) {
         if large != self.circle.large {
             self.circle.stirred = Stirred::Everybody;
@@ -181,6 +194,20 @@ impl Roster {
             rank.nearer = nearer.count() as u32;
         }
     }
+}
+
+/// By each member, how many others are nearer to it than each of the others: what every roster of them would count.
+pub(super) fn ranks(names: &[&NodeId]) -> Vec<Vec<u32>> {
+    let hashes: Vec<u64> = names.iter().map(|name| hash(name)).collect();
+    let of = |(about, target): (usize, &u64)| {
+        let others = hashes.iter().enumerate().filter(|(other, _)| *other != about);
+        let mut all: Vec<(u64, usize)> = others.map(|(other, hash)| (tie(*target, *hash), other)).collect();
+        all.sort_unstable();
+        let mut ranks = vec![0; hashes.len()];
+        all.iter().zip(0..).for_each(|((_, other), rank)| ranks[*other] = rank);
+        ranks
+    };
+    hashes.iter().enumerate().map(of).collect()
 }
 
 /// How far apart two members are; the same from both ends.

@@ -141,9 +141,31 @@ impl Roster {
 
     /// Adds an active member that was not known.
     pub(super) fn add(&mut self, name: NodeId, generation: u64, incarnation: u16, now: Mono) -> Slot {
+        let slot = self.enter(name, generation, incarnation, now);
+        self.set_state(slot, MemberState::Alive, now);
+        slot
+    }
+
+    /// Adds active members to a roster that has none but this node.
+    pub(super) fn add_all<'a>(&mut self, all: impl Iterator<Item = (&'a (NodeId, u64, u16), Option<u32>)>, now: Mono) {
+        debug_assert!(self.active.is_empty());
+        let mut ranks = Vec::new();
+        for ((name, generation, incarnation), nearer) in all {
+            let slot = self.enter(name.clone(), *generation, *incarnation, now);
+            self.get_mut(slot).state = MemberState::Alive;
+            self.get_mut(slot).place = Some(self.active.len());
+            self.active.push(slot);
+            self.remark(slot);
+            ranks.push(nearer);
+        }
+        self.came_all(ranks);
+    }
+
+    /// Gives a slot to a member that was not known; it is not active yet.
+    fn enter(&mut self, name: NodeId, generation: u64, incarnation: u16, now: Mono) -> Slot {
         let slot = self.free.pop().unwrap_or(self.members.len() as Slot);
         let member = Member {
-            hash: xxh3_64_with_seed(name.as_str().as_bytes(), NEAREST_SEED),
+            hash: hash(&name),
             name: name.clone(),
             generation,
             incarnation,
@@ -173,7 +195,6 @@ impl Roster {
         }
         self.by_name.insert(name.clone(), slot);
         self.names.insert(name, slot);
-        self.set_state(slot, MemberState::Alive, now);
         slot
     }
 
@@ -337,6 +358,11 @@ fn most_of(rng: &mut Pcg64Mcg, all: &[Slot], count: usize, not: Slot) -> Vec<Slo
     }
     all.truncate(count);
     all
+}
+
+/// What decides who is near to whom.
+pub(super) fn hash(name: &NodeId) -> u64 {
+    xxh3_64_with_seed(name.as_str().as_bytes(), NEAREST_SEED)
 }
 
 /// Stirs two hashes into one (the finaliser of MurmurHash3 over both).
