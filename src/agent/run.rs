@@ -34,7 +34,8 @@ use crate::{
 const ASKS: usize = 256;
 /// Longest time that readiness waits for a seed.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
-/// Shortest time between looks at the node for metrics. Nobody is woken for one: probes do that several times a second.
+/// Shortest time between looks at the node for metrics. While nothing happens nobody is woken for one: probes do that several
+/// times a second.
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
 /// After a member's state changed a look is worth a wake; several changes of one moment are one look.
 const OBSERVE_SOON: Duration = Duration::from_millis(50);
@@ -228,7 +229,10 @@ impl Agent {
                     let generation = *written.borrow_and_update();
                     self.feed(Input::Persisted { generation });
                 }
-                Some(ask) = inbox.recv() => self.answer(ask),
+                Some(ask) = inbox.recv() => {
+                    self.answer(ask);
+                    self.observe_in_time();
+                }
                 Some(addrs) = seeds.recv() => self.feed(Input::Seeds(addrs)),
                 () = alarm.ring() => self.node.handle_timeout(self.now()),
             }
@@ -301,6 +305,7 @@ impl Agent {
         while let Some(output) = self.node.poll_output() {
             match post::carry(&self.net, output) {
                 Some(ForShell::Publish(table)) => {
+                    self.observe_in_time();
                     self.builder.build(table);
                     self.warn_of_twins();
                 }
@@ -317,6 +322,11 @@ impl Agent {
             self.metrics.observe(self.now(), &self.node, &self.net);
             self.metrics.observe_signals(self.telling.signals.counts());
         }
+    }
+
+    /// Something changed that gauges tell of: a look is worth a wake as soon as the last one is old enough.
+    fn observe_in_time(&mut self) {
+        self.observe_soon.get_or_insert(self.observe_at);
     }
 
     /// A generation is used only when it is on disk; of later writes nobody waits for the end.
@@ -344,8 +354,8 @@ impl Agent {
             Event::Member { node, state } => {
                 tracing::info!(%node, ?state, "member");
                 // The gauges tell of it when everything else does.
-                let now = self.clock.mono();
-                self.observe_soon.get_or_insert(now + OBSERVE_SOON);
+                let soon = self.clock.mono() + OBSERVE_SOON;
+                self.observe_soon = Some(self.observe_soon.map_or(soon, |at| at.min(soon)));
             }
             Event::NameTaken { addr } => {
                 tracing::error!(%addr, "another live process has this node's name: this one ends. Give each process its own certificate");

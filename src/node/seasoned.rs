@@ -70,6 +70,7 @@ impl Node {
         self.membership.acquaint(now.mono, mesh.others(&self.config.node));
         self.phase = Phase::Member;
         self.view.changed(view::Urgency::Now);
+        self.touch(now);
         self.settle(now);
     }
 }
