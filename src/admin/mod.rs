@@ -169,6 +169,7 @@ fn router(state: AdminState, terms: Terms) -> Router {
         .route("/v1/policies", get(read::policies))
         .route("/v1/policies/{service}", get(read::policy).merge(order(patch(write::set_policy))))
         .route("/v1/route/{service}", get(read::route))
+        .route("/v1/mesh-route/{service}", get(read::mesh_route))
         .route("/v1/ring/{service}", get(read::ring))
         .route("/v1/signals", get(read::signals))
         .route("/v1/drain", order(post(write::drain)))

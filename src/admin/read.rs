@@ -16,8 +16,9 @@ use super::{
 };
 use crate::{
     agent::{InstanceInfo, MemberInfo, MemberStory, NodeInfo, PolicyInfo},
+    lanes::PlainHead,
     node::PeerView,
-    routing::{Explanation, MethodClass, Request, RingReport, ServiceView, SignalsReport, Snapshot, choose},
+    routing::{Explanation, MeshAnswer, Question, RingReport, ServiceView, SignalsReport, Snapshot},
     types::{InstanceId, Lane, MemberState, NodeId, ServiceName},
 };
 
@@ -148,36 +149,66 @@ pub(super) async fn policy(State(state): State<AdminState>, Path(service): Path<
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RouteQuery {
-    /// What is hashed on the ring; the subject when absent.
+    /// What is hashed on the ring; read from the headers when absent.
     key: Option<String>,
-    /// Who is bucketed; the key when absent, nobody when empty.
+    /// Who is bucketed; read from the headers when absent, else the key; nobody when empty.
     subject: Option<String>,
     /// An explicit lane, as the request's lane header would name it.
     lane: Option<String>,
     /// HTTP method; GET when absent.
     method: Option<String>,
+    /// Path without the query; `/` when absent.
+    path: Option<String>,
+    /// Request headers, `name: value` each on a line of its own.
+    headers: Option<String>,
 }
 
-/// `GET /v1/route/{service}?key=&subject=&lane=&method=`: decides on the snapshot in force, by the proxy's own code.
+impl RouteQuery {
+    fn question(self, service: String) -> Result<Question, Problem> {
+        let lines = self.headers.as_deref().unwrap_or_default().lines().filter(|line| !line.trim().is_empty());
+        let header = |line: &str| match line.split_once(':') {
+            Some((name, value)) if !name.trim().is_empty() => {
+                Ok((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
+            }
+            _ => Err(Problem::new(StatusCode::BAD_REQUEST, "a header is written `name: value`")),
+        };
+        let path = self.path.unwrap_or_else(|| "/".into());
+        if !path.starts_with('/') {
+            return Err(Problem::new(StatusCode::BAD_REQUEST, "a path begins with `/`"));
+        }
+        let head = PlainHead {
+            method: self.method.unwrap_or_else(|| "GET".into()).to_ascii_uppercase(),
+            // As the proxy reads it: rules do not see the query.
+            path: path.split(['?', '#']).next().unwrap_or_default().to_owned(),
+            headers: lines.map(header).collect::<Result<_, _>>()?,
+        };
+        let Self { key, subject, lane, .. } = self;
+        Ok(Question { service, key, subject, lane, head, random: random()? })
+    }
+}
+
+/// `GET /v1/route/{service}?key=&subject=&lane=&method=&path=&headers=`: decides on the snapshot in force, by the proxy's own code.
 pub(super) async fn route(
     State(state): State<AdminState>,
     Path(service): Path<String>,
     asked: Result<Query<RouteQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Answer<Explanation> {
-    let asked = query(asked)?;
+    let question = query(asked)?.question(service)?;
     let snapshot = state.handle.snapshot();
-    let view = known(&snapshot, &service)?;
-    let subject = asked.subject.as_deref().or(asked.key.as_deref()).filter(|subject| !subject.is_empty());
-    let request = Request {
-        subject,
-        route_key: asked.key.as_deref(),
-        explicit_lane: asked.lane.as_deref(),
-        method: class(asked.method.as_deref().unwrap_or("GET")),
-        random: random()?,
-    };
-    let now = (state.clock)();
-    let decision = choose(&snapshot, view, &request, now);
-    Ok(Json(Explanation::of(&snapshot, view, &request, &decision, now)))
+    known(&snapshot, &question.service)?;
+    let gone = || Problem::new(StatusCode::NOT_FOUND, "the service has just gone");
+    question.answer(&snapshot, (state.clock)()).map(Json).ok_or_else(gone)
+}
+
+/// `GET /v1/mesh-route/{service}`: the same, asked of every active member.
+pub(super) async fn mesh_route(
+    State(state): State<AdminState>,
+    Path(service): Path<String>,
+    asked: Result<Query<RouteQuery>, axum::extract::rejection::QueryRejection>,
+) -> Answer<MeshAnswer> {
+    let question = query(asked)?.question(service)?;
+    known(&state.handle.snapshot(), &question.service)?;
+    Ok(Json(state.handle.ask_mesh(question).await?))
 }
 
 /// `GET /v1/ring/{service}`: how the keys spread over the instances of each lane.
@@ -232,15 +263,6 @@ fn known<'a>(snapshot: &'a Snapshot, service: &str) -> Result<&'a ServiceView, P
     })
 }
 
-/// RFC 9110 9.2; what is not known is not repeated.
-fn class(method: &str) -> MethodClass {
-    match method.to_ascii_uppercase().as_str() {
-        "GET" | "HEAD" | "OPTIONS" | "TRACE" => MethodClass::Safe,
-        "PUT" | "DELETE" => MethodClass::Idempotent,
-        _ => MethodClass::Other,
-    }
-}
-
 fn random() -> Result<u64, Problem> {
     let mut bytes = [0; 8];
     let failed = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the operating system gave no random bytes");
@@ -262,7 +284,8 @@ lanemesh admin API. Reads (GET), JSON:
   /v1/instances/{id}             one instance
   /v1/policies                   lane policies
   /v1/policies/{service}         one lane policy
-  /v1/route/{service}            where a key goes, and why (?key= &subject= &lane= &method=)
+  /v1/route/{service}            where a request goes, and why (?key= &subject= &lane= &method= &path= &headers=)
+  /v1/mesh-route/{service}       the same of every node, and in what they differ
   /v1/ring/{service}             how the keys spread over instances
   /v1/signals                    what sidecars see fail, and what follows here
   /metrics                       OpenMetrics text
@@ -279,16 +302,3 @@ Orders (JSON body, `authorization: Bearer <token>`):
   POST   /v1/rollback/{service}    {\"reason\": \"\"}: everybody to stable, mesh-wide
   POST   /v1/leave                 say goodbye to the mesh
 ";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn methods_have_their_class_in_any_case() {
-        assert_eq!(class("get"), MethodClass::Safe);
-        assert_eq!(class("PUT"), MethodClass::Idempotent);
-        assert_eq!(class("POST"), MethodClass::Other);
-        assert_eq!(class("BREW"), MethodClass::Other);
-    }
-}

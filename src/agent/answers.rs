@@ -36,6 +36,7 @@ impl Agent {
             Ask::Members(back) => drop(back.send(self.members())),
             Ask::Member(node, back) => drop(back.send(self.member(&node))),
             Ask::Compare(back) => self.compare(back),
+            Ask::Mesh(question, back) => self.ask_mesh(&question, back),
             Ask::Instances(back) => drop(back.send(self.instances())),
             Ask::Info(back) => {
                 // Whoever asks before everything is bound hears that nobody answers.

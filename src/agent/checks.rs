@@ -45,7 +45,8 @@ impl Agent {
         let size = |lane: &Lane| held.as_ref().and_then(|policy| policy.lanes.get(lane)).map_or(0, |rule| rule.size);
         let grown = change.sizes.iter().filter(|(lane, to)| **to > size(lane)).map(|(lane, _)| lane);
         let listed_lanes = change.allow.iter().filter(|(_, subjects)| !subjects.is_empty()).map(|(lane, _)| lane);
-        match grown.chain(listed_lanes).find(|lane| !served.contains(*lane)) {
+        let ruled = change.rules.iter().flatten().map(|rule| &rule.lane).filter(|lane| !lane.is_stable());
+        match grown.chain(listed_lanes).chain(ruled).find(|lane| !served.contains(*lane)) {
             None => Ok(()),
             Some(lane) => Err(CommandError::Refused(format!(
                 "no instance of `{service}` serves lane `{lane}` (lanes there: {}): its users would fall back or fail; \

@@ -15,7 +15,8 @@ use super::{
 use crate::{
     node::{Accuser, Difference, PeerView, Story, StoryEvent},
     routing::{
-        Builder, Candidate, CandidateTable, DoubtReport, Locality, ObserverReport, SignalsReport, Snapshot, Standing,
+        Builder, Candidate, CandidateTable, DoubtReport, Explanation, Locality, MeshAnswer, NodeAnswer, ObserverReport,
+        Question, SignalsReport, SkipReason, SkippedInstance, Snapshot, Standing,
     },
     types::{
         Drain, Health, InstanceId, InstanceRecord, Lane, LanePolicy, LaneRule, MemberState, Mono, NodeId, Observation,
@@ -154,6 +155,7 @@ impl Fake {
                 drop(back.send(info.map(|info| MemberStory { info, story: story() })));
             }
             Ask::Compare(back) => drop(back.send(views())),
+            Ask::Mesh(question, back) => drop(back.send(Ok(self.mesh(&question)))),
             Ask::Instances(back) => drop(back.send(self.instances.clone())),
             Ask::Info(back) => drop(back.send(self.info.clone())),
             Ask::Policies(back) => drop(back.send(self.policies.clone())),
@@ -232,6 +234,24 @@ impl Fake {
         }
     }
 
+    /// One that agrees, one that passes over the instance, one that is silent.
+    fn mesh(&self, question: &Question) -> MeshAnswer {
+        let own = question.answer(&self.snapshot, Mono::ZERO);
+        let skipping = own.clone().map(|mut there| {
+            let why = SkipReason::BreakerOpen;
+            there.skipped.extend(there.instance.take().map(|target| SkippedInstance { id: target.id, why }));
+            there
+        });
+        let answer = |name: &str, explanation: Option<Explanation>| NodeAnswer {
+            node: NodeId::new(name).unwrap(),
+            fault: explanation.is_none().then(|| "no answer within 3.5 s".to_owned()),
+            explanation,
+            differences: Vec::new(),
+        };
+        let answers = vec![answer("n1", own.clone()), answer("n2", own), answer("n3", skipping), answer("n4", None)];
+        MeshAnswer::new(self.info.node.clone(), answers)
+    }
+
     fn own(&mut self, id: &InstanceId) -> Result<&mut InstanceInfo, CommandError> {
         let missing = CommandError::NotFound(format!("this sidecar announces no instance `{id}`"));
         self.instances.iter_mut().find(|info| info.record.id == *id && info.local).ok_or(missing)
@@ -260,6 +280,7 @@ fn snapshot(instances: &[InstanceInfo], policy: &LanePolicy) -> Arc<Snapshot> {
         env: "default".parse().unwrap(),
         region: "default".parse().unwrap(),
         zone: "default".parse().unwrap(),
+        tags: BTreeMap::new(),
     };
     let candidate = |info: &InstanceInfo| Candidate {
         record: Arc::new(info.record.clone()),
@@ -321,6 +342,7 @@ fn policy(service: ServiceName, change: &PolicyChange, epoch: u64) -> LanePolicy
         empty: change.empty.unwrap_or_default(),
         reason: change.reason.clone(),
         set_at: Wall(1_764_475_200_000),
+        rules: change.rules.clone().unwrap_or_default(),
     }
 }
 

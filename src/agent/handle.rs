@@ -10,7 +10,7 @@ use super::LocalInstance;
 use crate::{
     lanes::PolicyChange,
     node::{InstanceChange, PeerView, Story},
-    routing::{Rules, SignalsReport, Snapshot},
+    routing::{MeshAnswer, Question, Rules, SignalsReport, Snapshot},
     types::{Health, InstanceId, InstanceRecord, Lane, LanePolicy, MemberState, NodeId, ServiceName, VersionName},
 };
 
@@ -171,6 +171,7 @@ pub(super) enum Ask {
     Members(oneshot::Sender<Vec<MemberInfo>>),
     Member(NodeId, oneshot::Sender<Option<MemberStory>>),
     Compare(oneshot::Sender<Vec<PeerView>>),
+    Mesh(Box<Question>, oneshot::Sender<Result<MeshAnswer, CommandError>>),
     Instances(oneshot::Sender<Vec<InstanceInfo>>),
     Info(oneshot::Sender<NodeInfo>),
     Policies(oneshot::Sender<Vec<PolicyInfo>>),
@@ -238,6 +239,12 @@ impl Handle {
     /// answer, some seconds where somebody does not answer.
     pub async fn compare(&self) -> Result<Vec<PeerView>, CommandError> {
         ask!(self, |back| Ask::Compare(back))
+    }
+
+    /// Asks every active member where it would send a request, and says in what they differ. Takes as long as the slowest answer,
+    /// some seconds where somebody does not answer.
+    pub async fn ask_mesh(&self, question: Question) -> Result<MeshAnswer, CommandError> {
+        ask!(self, |back| Ask::Mesh(Box::new(question), back))?
     }
 
     /// Instances, by service and id.

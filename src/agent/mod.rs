@@ -11,10 +11,12 @@ pub(crate) mod fake;
 mod handle;
 mod metrics;
 mod post;
+mod questions;
 mod run;
 mod seeds;
 mod signals;
 mod state;
+mod survey;
 mod views;
 
 pub use handle::{CommandError, Handle, InstanceInfo, MemberInfo, MemberStory, NewInstance, NodeInfo, PolicyInfo};

@@ -16,6 +16,7 @@ use super::{
     handle::{Ask, Handle},
     metrics::MeshMetrics,
     post::{self, ForPeople, ForShell},
+    questions::Questions,
     seeds,
     signals::Telling,
     views,
@@ -131,6 +132,7 @@ pub struct Agent {
     /// Own instances whose id another living member announces as well, as last said.
     pub(super) twins: BTreeMap<InstanceId, NodeId>,
     pub(super) comparison: Option<Comparison>,
+    pub(super) questions: Questions,
     /// The highest generation that the writer has been given; told when it is on disk.
     written: watch::Sender<u64>,
     writing: u64,
@@ -174,6 +176,7 @@ impl Agent {
             state: config.state,
             twins: BTreeMap::new(),
             comparison: None,
+            questions: Questions::default(),
             written: watch::Sender::new(0),
             writing: 0,
             builder,
@@ -241,6 +244,7 @@ impl Agent {
             self.carry_out();
             self.note_ready();
             self.compare_on();
+            self.questions_on();
             self.say_goodbye();
         }
     }
@@ -261,8 +265,9 @@ impl Agent {
         // A node that waits for nothing at all has been refused or has left; what ends it comes by another way.
         let due = self.clock.instant(timers.min().unwrap_or(self.clock.mono() + REST));
         let goodbye = self.leaving.as_ref().map(|(_, until)| until.into_std());
-        let compared = self.comparison.as_ref().map(|comparison| comparison.until.into_std());
-        [goodbye, compared].into_iter().flatten().fold(due, Ord::min)
+        let compared = self.comparison.as_ref().map(|comparison| comparison.survey.until.into_std());
+        let asked = self.questions.until().map(|until| until.into_std());
+        [goodbye, compared, asked].into_iter().flatten().fold(due, Ord::min)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -293,6 +298,7 @@ impl Agent {
     }
 
     fn net_event(&mut self, event: NetEvent) {
+        let Some(event) = self.question_or(event) else { return };
         match post::input(event) {
             Ok(input) => self.feed(input),
             Err(ForPeople::NameClaimed { addr }) => self.event(Event::NameClaimed { addr }),

@@ -91,7 +91,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     };
     let now = Now { mono: clock.mono(), wall: clock.wall() };
     let node = Node::new(node_config, identity.clone(), stored, now)?;
-    let locality = Locality { env: config.env.clone(), region: config.region.clone(), zone: config.zone.clone() };
+    let locality = locality(&config);
     let host = gossip.ip().to_string();
     let instances = local_instances(&config, &node_id, &host)?;
     #[expect(clippy::disallowed_methods, reason = "only this sidecar's own operator orders checks, one at a time")]
@@ -106,7 +106,8 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         state,
         seeds: config.gossip.seeds.clone(),
         locality,
-        rules: Rules::new(u64::from_le_bytes(random()?), config.routing.clone(), &config.services),
+        rules: Rules::new(u64::from_le_bytes(random()?), config.routing.clone(), &config.services)
+            .reading(&config.proxy),
         instances,
         watch,
         info: info.clone(),
@@ -125,6 +126,7 @@ pub async fn start(config: Config) -> Result<Sidecar> {
         services: config.services.clone(),
         access_log: config.access_log.clone(),
         node: node_id.to_string(),
+        plain: true,
         own: vec![admin_addr],
     };
     let proxy = proxy::start(proxy_config, handle.snapshots(), metrics.clone(), clock)?;
@@ -208,6 +210,12 @@ impl Sidecar {
         // Its absence says that nothing runs here.
         let _ = std::fs::remove_file(&self.run_file);
     }
+}
+
+fn locality(config: &Config) -> Locality {
+    // Of a tag that two of its instances have, the first one's value counts.
+    let tags = config.instances.iter().rev().flat_map(|instance| instance.tags.clone());
+    Locality { env: config.env.clone(), region: config.region.clone(), zone: config.zone.clone(), tags: tags.collect() }
 }
 
 pub(super) fn local_instances(config: &Config, node: &NodeId, host: &str) -> Result<Vec<LocalInstance>> {

@@ -45,7 +45,8 @@ impl Sidecar {
             proxy.reload(next.proxy.clone(), next.services.clone(), next.access_log.clone());
         }
         // The seed stays as it was drawn at the start.
-        if let Err(error) = self.handle.set_rules(Rules::new(0, next.routing.clone(), &next.services)).await {
+        let rules = Rules::new(0, next.routing.clone(), &next.services).reading(&next.proxy);
+        if let Err(error) = self.handle.set_rules(rules).await {
             tracing::error!("routing stays as it was: {error}");
         }
         self.reload_instances(&next).await;

@@ -14,8 +14,8 @@ use super::{
 use crate::{
     agent::{PolicyChange, PolicyInfo},
     types::{
-        AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, Lane, LanePolicy, LaneRule, ServiceName,
-        SubjectSource,
+        AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, Lane, LanePolicy, LaneRule, MatchRule,
+        ServiceName, SubjectSource,
     },
 };
 
@@ -59,7 +59,15 @@ struct Set {
     /// Subjects to take off both lists of a lane; may be repeated
     #[arg(long, value_name = "LANE:SUBJECT,...", value_parser = values::lane_list)]
     unlist: Vec<(Lane, Vec<String>)>,
-    /// Everybody to stable; clears shares and lists
+    /// Requests that go to a lane whatever their bucket; all conditions must hold, the first rule decides, and the rules
+    /// given replace those in force. Conditions: header:NAME=VALUE, cookie:NAME=VALUE, path:/PREFIX, method:NAME,
+    /// subject:VALUE, region:NAME, zone:NAME, tag:NAME=VALUE; `VALUE*` is a beginning, a name alone any value. May be repeated
+    #[arg(long = "rule", value_name = "LANE:CONDITION,...", value_parser = values::rule)]
+    rules: Vec<MatchRule>,
+    /// Take away all match rules
+    #[arg(long, conflicts_with = "rules")]
+    no_rules: bool,
+    /// Everybody to stable; clears shares, lists and rules
     #[arg(long, conflicts_with = "on")]
     off: bool,
     /// The policy counts again
@@ -182,6 +190,7 @@ impl Set {
             allow: merged(&self.allow),
             deny: merged(&self.deny),
             unlist: merged(&self.unlist),
+            rules: (self.no_rules || !self.rules.is_empty()).then(|| self.rules.clone()),
             off: (self.off || self.on).then_some(self.off),
             experiment: self.experiment.clone(),
             salt: self.salt.clone(),
@@ -280,7 +289,16 @@ fn details(policy: &LanePolicy, shares: Option<&BTreeMap<Lane, u32>>) -> String 
             ),
         ),
     ]);
-    format!("{head}\n{}", lanes(policy, shares))
+    format!("{head}\n{}{}", lanes(policy, shares), rules(policy))
+}
+
+/// In the order in which they are looked at; nothing when there are none.
+fn rules(policy: &LanePolicy) -> String {
+    if policy.rules.is_empty() {
+        return String::new();
+    }
+    let row = |(number, rule): (usize, &MatchRule)| vec![number.to_string(), rule.lane.to_string(), rule.to_string()];
+    format!("\n{}", table(&["RULE", "LANE", "REQUESTS WITH"], (1..).zip(&policy.rules).map(row).collect(), ""))
 }
 
 fn lanes(policy: &LanePolicy, shares: Option<&BTreeMap<Lane, u32>>) -> String {
@@ -301,9 +319,12 @@ fn lanes(policy: &LanePolicy, shares: Option<&BTreeMap<Lane, u32>>) -> String {
         String::new(),
         String::new(),
     ]];
-    // A lane without share and lists is as if it were not there.
-    let said = |rule: &LaneRule| rule.size > 0 || !rule.allow.is_empty() || !rule.deny.is_empty();
-    for (lane, rule) in policy.lanes.iter().filter(|(_, rule)| said(rule)) {
+    // A lane without share, lists and rules is as if it were not there.
+    let said = |lane: &Lane, rule: &LaneRule| {
+        let ruled = policy.rules.iter().any(|rule| rule.lane == *lane);
+        rule.size > 0 || !rule.allow.is_empty() || !rule.deny.is_empty() || ruled
+    };
+    for (lane, rule) in policy.lanes.iter().filter(|(lane, rule)| said(lane, rule)) {
         let end = u32::from(rule.start) + u32::from(rule.size);
         rows.push(vec![
             lane.to_string(),

@@ -201,6 +201,18 @@ async fn route_and_ring_are_worded_by_routing() {
     assert_eq!(sidecar.json("route orders --key u1 --anonymous").await["lane_reason"], "anonymous");
     assert!(sidecar.json("route orders --key u1 --method POST").await["instance"].is_null());
     assert!(sidecar.prints("ring orders").await.contains("256"));
+    let mesh = sidecar.prints("route orders --key u1 --mesh").await;
+    for line in [
+        "n1    canary  stable     n1        0.1764475200000  ",
+        "n3: it passes over n1: its breaker is open",
+        "n4: no answer within 3.5 s",
+        "2 answer as n1, 1 differ, 1 did not answer",
+    ] {
+        assert!(mesh.contains(line), "{line}: {mesh}");
+    }
+    assert_eq!(sidecar.json("route orders --header x-user-id:u1 --path /v2").await["subject"], "u1");
+    assert_eq!(sidecar.fails("route orders").await.exit, Exit::Usage);
+    assert_eq!(sidecar.fails("route orders --key u1 --header x-beta").await.exit, Exit::Usage);
     let failure = sidecar.fails("route nosuch --key u1").await;
     assert_eq!((failure.exit, failure.cure.as_deref()), (Exit::NotFound, Some("known services: orders")));
 }

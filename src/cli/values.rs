@@ -1,6 +1,6 @@
 //! What people type for shares, lanes with lists, subjects and tags. Every error shows what would be right.
 
-use crate::types::{BasisPoints, Lane, ServiceName, SubjectPart, SubjectSource};
+use crate::types::{BasisPoints, Lane, MatchRule, ServiceName, SubjectPart, SubjectSource};
 
 /// `5%`, `5.25%` or `525bp`: a share of all subjects in basis points, 0 to 10000. Integers only inside: nothing is rounded.
 pub fn share(text: &str) -> Result<BasisPoints, String> {
@@ -68,6 +68,23 @@ pub fn show_subject(source: &SubjectSource) -> String {
         SubjectPart::Cookie(name) => format!("cookie:{name}"),
     };
     source.parts.iter().map(part).collect::<Vec<_>>().join(",")
+}
+
+/// `name: value`, as a request has it.
+pub fn header(text: &str) -> Result<String, String> {
+    let wrong = || format!("`{text}`: write `NAME: VALUE`, as in `x-beta: 1`");
+    let (name, _) = text.split_once(':').ok_or_else(wrong)?;
+    let name_is_well = http::HeaderName::from_bytes(name.trim().as_bytes()).is_ok();
+    if name_is_well && !text.contains(['\r', '\n']) { Ok(text.to_owned()) } else { Err(wrong()) }
+}
+
+/// `canary:header:x-beta=1,path:/v2`: a lane, and conditions that must all hold. A comma begins the next condition.
+pub fn rule(text: &str) -> Result<MatchRule, String> {
+    let wrong = || format!("`{text}`: write `LANE:CONDITION,CONDITION`, as in `canary:header:x-beta=1,path:/v2`");
+    let (lane, conditions) = text.split_once(':').ok_or_else(wrong)?;
+    let lane = Lane::new(lane).map_err(|error| error.to_string())?;
+    let when: Result<_, _> = conditions.split(',').map(str::parse).collect();
+    Ok(MatchRule { lane, when: when.map_err(|error: crate::types::ConditionError| error.to_string())? })
 }
 
 /// `key=value`; the value may be empty and may hold further `=`.
@@ -142,7 +159,7 @@ mod tests {
 
         #[test]
         fn nothing_that_is_typed_panics(text in "\\PC*") {
-            let _ = (share(&text), lane_share(&text), lane_list(&text), subject(&text), tag(&text));
+            let _ = (share(&text), lane_share(&text), lane_list(&text), subject(&text), tag(&text), rule(&text), header(&text));
         }
     }
 
@@ -163,6 +180,31 @@ mod tests {
         assert_eq!(show_subject(&source), "header:x-user-id,cookie:uid");
         for text in ["", "x-user-id", "header:", "header:a b", "cookie:", "cookie:a=b", "query:u", "header:a,"] {
             assert!(subject(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_are_a_lane_and_conditions() {
+        let typed = rule("canary:header:x-beta=1,path:/v2").unwrap();
+        assert_eq!((typed.lane.as_str(), typed.to_string().as_str()), ("canary", "header:x-beta=1, path:/v2"));
+        for (text, cure) in [
+            ("canary", "LANE:CONDITION"),
+            ("canary:", "header:NAME=VALUE"),
+            ("canary:x-beta=1", "header:NAME=VALUE"),
+            ("canary:path:/v2,", "header:NAME=VALUE"),
+            ("Canary:path:/v2", "lane"),
+        ] {
+            let error = rule(text).unwrap_err();
+            assert!(error.contains(cure), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn headers_are_typed_as_requests_have_them() {
+        assert_eq!(header("x-beta: 1").as_deref(), Ok("x-beta: 1"));
+        assert_eq!(header("x-empty:").as_deref(), Ok("x-empty:"));
+        for text in ["x-beta", ": 1", "x beta: 1", "a: 1\r\nb: 2"] {
+            assert!(header(text).unwrap_err().contains("NAME: VALUE"), "{text}");
         }
     }
 

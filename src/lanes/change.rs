@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::types::{
-    AnonymousRule, BucketScheme, EmptyLaneRule, Lane, LanePolicy, LaneRule, Planted, PolicyFault, PolicyVersion,
-    ServiceName, SubjectSource, Wall,
+    AnonymousRule, BucketScheme, Condition, EmptyLaneRule, Lane, LanePolicy, LaneRule, MatchRule, Planted, PolicyFault,
+    PolicyVersion, ServiceName, SubjectSource, Wall,
 };
 
 /// Points by which a lane may grow without `force` and a reason, in basis points.
 pub const UNFORCED_RAISE: u16 = 2000;
 
-/// A change to a service's policy; what is absent stays as it is. `off` clears sizes and lists.
+/// A change to a service's policy; what is absent stays as it is. `off` clears sizes, lists and rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyChange {
@@ -24,7 +24,9 @@ pub struct PolicyChange {
     pub deny: BTreeMap<Lane, Vec<String>>,
     /// Subjects to take off both lists of a lane.
     pub unlist: BTreeMap<Lane, Vec<String>>,
-    /// Everybody to stable, lists cleared (`true`); or in force again (`false`).
+    /// Match rules in place of those in force; empty takes them all away.
+    pub rules: Option<Vec<MatchRule>>,
+    /// Everybody to stable, lists and rules cleared (`true`); or in force again (`false`).
     pub off: Option<bool>,
     /// Experiment name.
     pub experiment: Option<String>,
@@ -65,9 +67,14 @@ pub enum ChangeFault {
         /// What is in the way.
         why: String,
     },
-    /// `off` together with sizes or lists.
-    #[error("`off` clears sizes and lists: it can't be set together with them")]
+    /// `off` together with sizes, lists or rules.
+    #[error("`off` clears sizes, lists and rules: it can't be set together with them")]
     OffWithRest,
+    /// A match rule that may take everybody, without `force` and a reason.
+    #[error(
+        "rule {0} names no header, cookie or subject, and may take everybody to `{1}`: that needs --force and a --reason"
+    )]
+    BroadRule(usize, Lane),
     /// The result breaks a rule.
     #[error(transparent)]
     Policy(#[from] PolicyFault),
@@ -88,6 +95,7 @@ fn first(service: &ServiceName) -> LanePolicy {
         empty: EmptyLaneRule::default(),
         reason: String::new(),
         set_at: Wall(0),
+        rules: Vec::new(),
     }
 }
 
@@ -113,7 +121,8 @@ impl PolicyChange {
         policy.reason.clone_from(&self.reason);
         policy.set_at = wall;
         if self.off == Some(true) {
-            if !self.sizes.is_empty() || !self.allow.is_empty() || !self.deny.is_empty() {
+            let ruled = self.rules.as_ref().is_some_and(|rules| !rules.is_empty());
+            if !self.sizes.is_empty() || !self.allow.is_empty() || !self.deny.is_empty() || ruled {
                 return Err(ChangeFault::OffWithRest);
             }
             clear(&mut policy);
@@ -122,6 +131,7 @@ impl PolicyChange {
         }
         self.apply_settings(&mut policy);
         self.apply_lists(&mut policy);
+        self.apply_rules(&mut policy)?;
         for (lane, size) in &self.sizes {
             self.resize(&mut policy, lane, *size)?;
         }
@@ -168,13 +178,33 @@ impl PolicyChange {
         }
     }
 
+    /// Rules replace rules. A lane that only a rule names has no buckets. What sends everybody away is a raise like any other.
+    fn apply_rules(&self, policy: &mut LanePolicy) -> Result<(), ChangeFault> {
+        let Some(rules) = &self.rules else { return Ok(()) };
+        for (number, rule) in (1..).zip(rules) {
+            let broad = !rule.lane.is_stable() && !rule.when.iter().any(Condition::tells_users_apart);
+            let known = policy.rules.contains(rule);
+            if broad && !known && !rule.when.is_empty() && !self.is_meant() {
+                return Err(ChangeFault::BroadRule(number, rule.lane.clone()));
+            }
+            if !rule.lane.is_stable() {
+                policy.lanes.entry(rule.lane.clone()).or_default();
+            }
+        }
+        policy.rules.clone_from(rules);
+        Ok(())
+    }
+
+    fn is_meant(&self) -> bool {
+        self.force && !self.reason.trim().is_empty()
+    }
+
     /// Gives a lane its size. A lane keeps its start for the experiment's life, so that raising only adds subjects; a lane
     /// without a range yet starts after the last one.
     fn resize(&self, policy: &mut LanePolicy, lane: &Lane, size: u16) -> Result<(), ChangeFault> {
         let before = policy.lanes.get(lane).cloned().unwrap_or_default();
         let raise = size.saturating_sub(before.size);
-        let meant = self.force && !self.reason.trim().is_empty();
-        if raise > UNFORCED_RAISE && !meant {
+        if raise > UNFORCED_RAISE && !self.is_meant() {
             return Err(ChangeFault::BigRaise { lane: lane.clone(), by: raise.div_ceil(100) });
         }
         let others = || policy.lanes.iter().filter(|(other, rule)| *other != lane && rule.size > 0);
@@ -219,6 +249,7 @@ pub fn rollback(
 
 fn clear(policy: &mut LanePolicy) {
     policy.off = true;
+    policy.rules.clear();
     for rule in policy.lanes.values_mut() {
         *rule = LaneRule { start: rule.start, ..LaneRule::default() };
     }
@@ -291,5 +322,43 @@ mod tests {
         assert_eq!(b.lanes[&beta].start, 500);
         let error = sized(600).apply(&service(), Some(&b), "n1", Wall(3)).unwrap_err();
         assert!(error.to_string().contains("`beta` begins at bucket 500"), "{error}");
+    }
+
+    fn ruled(rules: &[(&str, &str)]) -> PolicyChange {
+        let rule = |(lane, condition): &(&str, &str)| MatchRule {
+            lane: lane.parse().unwrap(),
+            when: vec![condition.parse().unwrap()],
+        };
+        PolicyChange { rules: Some(rules.iter().map(rule).collect()), ..PolicyChange::default() }
+    }
+
+    #[test]
+    fn rules_replace_rules_and_off_and_rollback_clear_them() {
+        let a = ruled(&[("canary", "header:x-beta=1")]).apply(&service(), None, "n1", Wall(1)).unwrap();
+        assert!(a.rules.len() == 1 && a.lanes[&canary()] == LaneRule::default(), "the lane comes with its rule");
+        let b = sized(500).apply(&service(), Some(&a), "n1", Wall(2)).unwrap();
+        assert_eq!(b.rules, a.rules, "a share keeps them");
+        let c = ruled(&[("beta", "cookie:beta"), ("stable", "path:/pay")]).apply(&service(), Some(&b), "n1", Wall(3));
+        let c = c.unwrap();
+        assert_eq!(c.rules.iter().map(|rule| rule.lane.as_str()).collect::<Vec<_>>(), ["beta", "stable"]);
+        let off = PolicyChange { off: Some(true), ..PolicyChange::default() };
+        assert!(off.apply(&service(), Some(&c), "n1", Wall(4)).unwrap().rules.is_empty());
+        assert!(rollback(&service(), Some(&c), "n1", "", Wall(4)).rules.is_empty());
+        assert!(ruled(&[]).apply(&service(), Some(&c), "n1", Wall(4)).unwrap().rules.is_empty());
+        let both = PolicyChange { off: Some(true), ..ruled(&[("canary", "header:x-beta")]) };
+        assert_eq!(both.apply(&service(), Some(&c), "n1", Wall(4)).unwrap_err(), ChangeFault::OffWithRest);
+    }
+
+    #[test]
+    fn a_rule_that_may_take_everybody_is_a_raise_like_any_other() {
+        for condition in ["path:/", "method:GET", "zone:eu-1", "region:eu", "tag:team=web"] {
+            let change = ruled(&[("canary", condition)]);
+            let refused = change.apply(&service(), None, "n1", Wall(1)).unwrap_err();
+            assert_eq!(refused, ChangeFault::BroadRule(1, canary()), "{condition}");
+            let forced = PolicyChange { force: true, reason: "launch".into(), ..change.clone() };
+            let held = forced.apply(&service(), None, "n1", Wall(1)).unwrap();
+            assert!(change.apply(&service(), Some(&held), "n1", Wall(2)).is_ok(), "it is in force already");
+            assert!(ruled(&[("stable", condition)]).apply(&service(), None, "n1", Wall(1)).is_ok());
+        }
     }
 }

@@ -1,17 +1,20 @@
 //! Which lane a request goes to. Only the entry decides (REQUIREMENTS L4).
 //!
-//! Order: off; an explicit lane header of an allow-listed subject; allow-lists; the bucket's range. A subject on a lane's
-//! deny-list never goes to that lane, whatever else is said; other lanes stay open to it. A subject on several allow-lists
+//! Order: off; an explicit lane header of an allow-listed subject; allow-lists; match rules; the bucket's range. A subject on a
+//! lane's deny-list never goes to that lane, whatever else is said; other lanes stay open to it. A subject on several allow-lists
 //! goes to the first of those lanes in name order.
 //!
-//! Not here: rules on header values, region, zone or tag, and lane contexts from upstream hops (later issues).
+//! Not here: lane contexts from upstream hops (a later issue).
 
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{BUCKETS, Bucket, Prefix};
+use super::{
+    BUCKETS, Bucket, Head, Here, Prefix,
+    rules::{self, Rule},
+};
 use crate::types::{AnonymousRule, Lane, LanePolicy, Planted};
 
 /// A policy made ready for the request path: prefix absorbed, lists hashed, ranges sorted.
@@ -25,6 +28,8 @@ pub struct CompiledPolicy {
     ranges: Vec<Range>,
     /// Looked up, never iterated. The keys are the operators' own, so nobody outside can crowd its buckets.
     listed: FxHashMap<Box<str>, Listed>,
+    /// Match rules that may hold at this sidecar, in order.
+    rules: Box<[Rule]>,
 }
 
 /// Buckets `start..end` belong to a lane.
@@ -51,6 +56,8 @@ pub struct Entry<'a> {
     pub explicit: Option<&'a str>,
     /// A random number of this request's own, for `AnonymousRule::Request`.
     pub random: u64,
+    /// What match rules look at; without it only those on the subject and the sidecar match.
+    pub head: Option<&'a dyn Head>,
 }
 
 /// Why a request goes to its lane; printed by `route`, logged as `gray_result`.
@@ -65,6 +72,8 @@ pub enum LaneReason {
     Explicit,
     /// The subject is on the lane's allow-list.
     AllowList,
+    /// A match rule of the policy: see [`LaneDecision::rule`].
+    Rule,
     /// The bucket is in the lane's range.
     Range,
     /// The bucket is in a lane's range, but the subject is on that lane's deny-list.
@@ -83,6 +92,7 @@ impl LaneReason {
             Self::Off => "off",
             Self::Explicit => "explicit",
             Self::AllowList => "allow-list",
+            Self::Rule => "rule",
             Self::Range => "range",
             Self::DenyList => "deny-list",
             Self::OutOfRange => "out-of-range",
@@ -103,19 +113,31 @@ pub struct LaneDecision {
     pub reason: LaneReason,
     /// An explicit lane header came from a subject that may not use it: ignored, counted as a probe, stripped.
     pub probe: bool,
+    /// Place of the match rule in the policy, from 0, where one decided.
+    pub rule: Option<u8>,
 }
 
 impl LaneDecision {
     /// For a service without a policy: `stable`. Nobody is allow-listed, so an explicit header is a probe.
     pub const fn no_policy(explicit: bool) -> Self {
-        Self { bucket: None, lane: STABLE, reason: LaneReason::NoPolicy, probe: explicit }
+        Self { bucket: None, lane: STABLE, reason: LaneReason::NoPolicy, probe: explicit, rule: None }
     }
 }
 
 impl CompiledPolicy {
     /// Makes a policy ready. It has passed [`LanePolicy::check`]; of one that has not, lanes past the 31st are ignored and
-    /// of overlapping ranges the one with the lower start wins.
+    /// of overlapping ranges the one with the lower start wins. Rules on the sidecar's place or tags match nowhere: see
+    /// [`CompiledPolicy::at`].
     pub fn new(policy: Arc<LanePolicy>) -> Self {
+        Self::compile(policy, None)
+    }
+
+    /// The same at a sidecar that stands there.
+    pub fn at(policy: Arc<LanePolicy>, here: Here<'_>) -> Self {
+        Self::compile(policy, Some(here))
+    }
+
+    fn compile(policy: Arc<LanePolicy>, here: Option<Here<'_>>) -> Self {
         let mut lanes = vec![Lane::stable()];
         let mut ranges = Vec::new();
         let mut listed: FxHashMap<Box<str>, Listed> = FxHashMap::default();
@@ -137,7 +159,8 @@ impl CompiledPolicy {
         let planted = Planted::BucketByVersion.is_on().then(|| policy.version.clock.to_string());
         let salt = planted.as_deref().unwrap_or(&policy.salt);
         let prefix = Prefix::new(policy.scheme, salt, &policy.experiment);
-        Self { policy, prefix, lanes, ranges, listed }
+        let rules = rules::compile(&policy, &lanes, here);
+        Self { policy, prefix, lanes, ranges, listed, rules }
     }
 
     /// Decides. Takes no lock, allocates nothing.
@@ -147,17 +170,24 @@ impl CompiledPolicy {
         let listed = subject.map(|subject| self.listed(subject)).unwrap_or_default();
         let named = entry.explicit.and_then(|name| self.permitted(name, listed));
         let probe = entry.explicit.is_some() && named.is_none();
+        let decided = |bucket, lane, reason| LaneDecision { bucket, lane, reason, probe, rule: None };
         if self.policy.off {
-            return LaneDecision { bucket: None, lane: STABLE, reason: LaneReason::Off, probe };
+            return decided(None, STABLE, LaneReason::Off);
         }
-        let Some(bucket) = self.bucket(subject, entry.random) else {
-            return LaneDecision { bucket: None, lane: STABLE, reason: LaneReason::Anonymous, probe };
-        };
-        let (lane, reason) = match named {
-            Some(lane) => (lane, LaneReason::Explicit),
-            None => self.by_lists_and_range(listed, bucket),
-        };
-        LaneDecision { bucket: Some(bucket), lane, reason, probe }
+        let bucket = self.bucket(subject, entry.random);
+        if let Some(lane) = named {
+            return decided(bucket, lane, LaneReason::Explicit);
+        }
+        let allowed = listed.allow & !listed.deny;
+        if allowed != 0 {
+            return decided(bucket, allowed.trailing_zeros() as u8, LaneReason::AllowList);
+        }
+        if let Some(rule) = self.rule(entry, listed) {
+            return LaneDecision { rule: Some(rule.number), ..decided(bucket, rule.lane, LaneReason::Rule) };
+        }
+        let Some(bucket) = bucket else { return decided(None, STABLE, LaneReason::Anonymous) };
+        let (lane, reason) = self.by_range(listed, bucket);
+        decided(Some(bucket), lane, reason)
     }
 
     /// The lane of an index: 0 is `stable`, then the policy's lanes in name order. An index that no decision of this policy
@@ -202,11 +232,14 @@ impl CompiledPolicy {
         open.then_some(index)
     }
 
-    fn by_lists_and_range(&self, listed: Listed, bucket: Bucket) -> (u8, LaneReason) {
-        let allowed = listed.allow & !listed.deny;
-        if allowed != 0 {
-            return (allowed.trailing_zeros() as u8, LaneReason::AllowList);
-        }
+    /// The first match rule that holds, and whose lane is not closed to the subject.
+    #[inline]
+    fn rule(&self, entry: &Entry<'_>, listed: Listed) -> Option<&Rule> {
+        let open = |rule: &&Rule| listed.deny >> rule.lane & 1 == 0;
+        self.rules.iter().filter(open).find(|rule| rule.matches(entry))
+    }
+
+    fn by_range(&self, listed: Listed, bucket: Bucket) -> (u8, LaneReason) {
         let bucket = u32::from(bucket);
         match self.ranges.iter().find(|range| range.start <= bucket && bucket < range.end) {
             Some(range) if listed.deny >> range.lane & 1 == 1 => (STABLE, LaneReason::DenyList),
@@ -218,7 +251,7 @@ impl CompiledPolicy {
 
 const STABLE: u8 = 0;
 /// One bit each in [`Listed`], bit 0 being `stable`'s. A checked policy has at most 16.
-const MAX_LANES: usize = 31;
+pub(super) const MAX_LANES: usize = 31;
 
 #[cfg(test)]
 mod tests {
@@ -244,6 +277,7 @@ mod tests {
             empty: EmptyLaneRule::default(),
             reason: String::new(),
             set_at: Wall(0),
+            rules: Vec::new(),
         }
     }
 
@@ -264,7 +298,7 @@ mod tests {
     }
 
     fn decide<'a>(policy: &'a CompiledPolicy, subject: &str, explicit: Option<&str>) -> (&'a str, LaneReason, bool) {
-        let decision = policy.decide(&Entry { subject: Some(subject), explicit, random: 0 });
+        let decision = policy.decide(&Entry { subject: Some(subject), explicit, ..Entry::default() });
         (policy.lane(decision.lane).as_str(), decision.reason, decision.probe)
     }
 
@@ -340,7 +374,7 @@ mod tests {
         assert_eq!(decide(&compile(set.clone()), "", None), ("stable", LaneReason::Anonymous, false));
         set.anonymous = AnonymousRule::Request;
         let policy = compile(set);
-        let lane = |random| policy.decide(&Entry { subject: None, explicit: None, random });
+        let lane = |random| policy.decide(&Entry { random, ..Entry::default() });
         assert_eq!((lane(2_499).lane, lane(2_499).bucket), (1, Some(2_499)));
         assert_eq!((lane(12_500).lane, lane(12_500).reason), (0, LaneReason::OutOfRange));
     }

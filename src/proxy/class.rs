@@ -17,11 +17,7 @@ pub(super) fn retry(outcome: Outcome) -> Option<&'static str> {
 
 /// RFC 9110 9.2.1 and 9.2.2.
 pub(super) fn method_class(method: &http::Method) -> MethodClass {
-    match method.as_str() {
-        "GET" | "HEAD" | "OPTIONS" | "TRACE" => MethodClass::Safe,
-        "PUT" | "DELETE" => MethodClass::Idempotent,
-        _ => MethodClass::Other,
-    }
+    MethodClass::of(method.as_str())
 }
 
 #[cfg(test)]

@@ -17,11 +17,12 @@ use tokio::{net::TcpStream, sync::Notify, time::timeout};
 
 use super::{
     Reason,
-    detect::Opening,
+    detect::{Opening, PREFACE, Rewound},
     forward::handle,
     framing::{Fault, Follower, Limit},
     h2_serve,
     io::{ClientIo, Socket, Wire},
+    plain,
     tunnel::Tunnel,
     worker::{Slot, Worker},
 };
@@ -47,6 +48,8 @@ pub(super) struct Client {
     in_flight: Cell<u32>,
     pub(super) end: Notify,
     pub(super) how: Cell<End>,
+    /// Set with every notice of `end`: cheaper to look at.
+    pub(super) told: Cell<bool>,
 }
 
 /// How a connection is ended from outside.
@@ -64,6 +67,7 @@ impl Client {
         let wire = Rc::new(Wire {
             opening: Opening::default(),
             follower: Follower::new(config.max_head_bytes, config.max_headers).into(),
+            plain_head: Cell::new(false),
             since: worker.clock.mono().into(),
             blocked: Cell::new(None),
             answered_400: Cell::new(false),
@@ -81,6 +85,7 @@ impl Client {
             in_flight: Cell::new(0),
             end: Notify::new(),
             how: Cell::new(End::Gracefully),
+            told: Cell::new(false),
         })
     }
 
@@ -108,17 +113,19 @@ impl Client {
     /// Ends the connection after the request in flight.
     pub(super) fn finish(&self) {
         if self.how.get() != End::Now {
+            self.told.set(true);
             self.end.notify_one();
         }
     }
 
-    /// The connection's bytes, watched.
-    pub(super) fn io(&self, worker: &Worker) -> ClientIo {
-        ClientIo { socket: self.socket.clone(), wire: self.wire.clone(), clock: worker.clock }
+    /// The connection's bytes, watched; `first` are those that were read before.
+    pub(super) fn io(&self, worker: &Worker, first: Bytes) -> ClientIo {
+        ClientIo { socket: Rewound::new(first, self.socket.clone()), wire: self.wire.clone(), clock: worker.clock }
     }
 
     pub(super) fn cut(&self) {
         self.how.set(End::Now);
+        self.told.set(true);
         self.end.notify_one();
     }
 
@@ -138,10 +145,10 @@ impl Client {
     }
 
     /// Writes an interim response ahead of the one that is awaited, where that is possible at once: it is only a hint.
-    pub(super) fn hint(&self, text: &str) {
+    pub(super) fn hint(&self, text: &[u8]) {
         // hyper has nothing to write while it waits for the response, unless the client takes no bytes.
         let waits = self.in_flight.get() > 0 && self.wire.blocked.get().is_none() && !self.tunnelled.get();
-        if waits && self.socket.try_write(text.as_bytes()).is_ok_and(|count| count < text.len()) {
+        if waits && self.socket.try_write(text).is_ok_and(|count| count < text.len()) {
             self.cut();
         }
     }
@@ -204,15 +211,24 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
     let _ = stream.set_nodelay(true);
     let client = Client::new(&worker, Socket::new(stream), address, dedicated);
     let _registered = worker.register(&client);
-    if let Some(first) = serve_http1(&slot, &worker, &client).await {
-        // On the heap: most connections never need its room.
+    let first = if worker.plain { plain::serve(&slot, &client).await } else { Some(Bytes::new()) };
+    let Some(first) = first else { return };
+    // On the heap: most connections never need the others' room.
+    let http2 = if first.starts_with(PREFACE) {
+        Some(first)
+    } else {
+        Box::pin(serve_http1(&slot, &slot.worker(), &client, first)).await
+    };
+    if let Some(first) = http2 {
+        client.wire.opening.skip();
         Box::pin(h2_serve::serve(&slot, &client, first)).await;
     }
 }
 
 /// Serves a connection as HTTP/1.1 to its end, or to the point where it turns out to be HTTP/2; returns what was read then.
-async fn serve_http1(slot: &Rc<Slot>, worker: &Rc<Worker>, client: &Rc<Client>) -> Option<Bytes> {
-    let io = TokioIo::new(client.io(worker));
+/// `first` was read before.
+async fn serve_http1(slot: &Rc<Slot>, worker: &Rc<Worker>, client: &Rc<Client>, first: Bytes) -> Option<Bytes> {
+    let io = TokioIo::new(client.io(worker, first));
     let service = service_fn(|request: Request<Incoming>| {
         let (worker, client) = (slot.worker(), client.clone());
         async move {
@@ -246,7 +262,9 @@ async fn serve_http1(slot: &Rc<Slot>, worker: &Rc<Worker>, client: &Rc<Client>) 
         client.carry(tunnel, connection.into_parts().read_buf).await;
     } else {
         drop(connection);
-        linger(client).await;
+        if !client.wire.follower.borrow().between() {
+            linger(client).await;
+        }
     }
     None
 }
@@ -265,8 +283,8 @@ fn builder(worker: &Worker) -> http1::Builder {
 
 /// Closes in a way that lets a client which is still sending read the last answer (RFC 9112 9.6): with bytes unread, closing
 /// would be a reset, and a reset takes away what the client has not read yet.
-async fn linger(client: &Client) {
-    if client.wire.follower.borrow().between() || client.socket.reset() {
+pub(super) async fn linger(client: &Client) {
+    if client.socket.reset() {
         return;
     }
     client.socket.finish();

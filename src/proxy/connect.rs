@@ -15,6 +15,7 @@ use super::{
     deadline,
     flight::Flight,
     forward::{Refusal, decide, expose, refuse, shown},
+    head::RequestHead,
     headers,
     reach::{Reach, Reached},
     target,
@@ -61,10 +62,11 @@ async fn reach(
     }
     let view = flight.view.clone();
     let unknown = || Refusal { reason: Reason::UnknownService, detail: shown(wanted.as_str()) };
-    let service = view.service(wanted.as_str(), &worker.rules, &worker.config.subject).ok_or_else(unknown)?;
+    let service = view.service(wanted.as_str()).ok_or_else(unknown)?;
     flight.service = Some(service.clone());
     let routed = service.view(&view).ok_or_else(unknown)?;
-    let decision = decide(worker, flight, &service, routed, &parts.headers);
+    let Parts { method, uri, headers, .. } = &*parts;
+    let decision = decide(worker, flight, &service, routed, &RequestHead { method, uri, headers });
     let limit = deadline::requested(&parts.headers, false);
     if headers::clean_request(&mut parts.headers, &worker.lane_header)?.hops >= headers::MAX_HOPS {
         return Err(Reason::Loop.into());

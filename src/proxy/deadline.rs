@@ -10,7 +10,8 @@ use super::{grpc, headers::X_REQUEST_TIMEOUT};
 /// The shorter of what the headers say.
 pub(super) fn requested(headers: &HeaderMap, grpc: bool) -> Option<Duration> {
     let call = if grpc { grpc::timeout(headers) } else { None };
-    match (own(headers), call) {
+    let own = headers.get(X_REQUEST_TIMEOUT).and_then(|value| parse(value.to_str().ok()?));
+    match (own, call) {
         (Some(own), Some(call)) => Some(own.min(call)),
         (own, call) => own.or(call),
     }
@@ -18,8 +19,8 @@ pub(super) fn requested(headers: &HeaderMap, grpc: bool) -> Option<Duration> {
 
 /// Milliseconds without a unit, or a number with `ms` or `s` (`250`, `250ms`, `1.5s`). What does not parse is ignored: a limit
 /// that nobody understands is none.
-fn own(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(X_REQUEST_TIMEOUT)?.to_str().ok()?.trim_ascii();
+pub(super) fn parse(text: &str) -> Option<Duration> {
+    let text = text.trim_ascii();
     let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 1e-3),
         (None, Some(number)) => (number, 1.0),

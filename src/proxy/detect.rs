@@ -17,8 +17,6 @@ use std::{
 use bytes::Bytes;
 use tokio::io::{AsyncRead, ReadBuf};
 
-use super::io::Socket;
-
 /// What every HTTP/2 client sends first.
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -60,16 +58,21 @@ impl Opening {
     /// The bytes of an HTTP/2 connection, once; `None` when it is none.
     pub(super) fn take(&self) -> Option<Bytes> {
         self.is_http2().then(|| {
-            self.state.set(State::Other);
+            self.skip();
             std::mem::take(&mut *self.held.borrow_mut()).into()
         })
     }
 
+    /// It is known what this is.
+    pub(super) fn skip(&self) {
+        self.state.set(State::Other);
+    }
+
     /// Reads until it is decided. Ready with bytes in `buf` for the HTTP/1.1 parser, or with an error, which ends it, when the
     /// preface is whole.
-    pub(super) fn poll_read(
+    pub(super) fn poll_read<I: AsyncRead + Unpin>(
         &self,
-        socket: &mut Socket,
+        socket: &mut I,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
@@ -114,6 +117,11 @@ pub(super) struct Rewound<I> {
 impl<I> Rewound<I> {
     pub(super) fn new(first: Bytes, inner: I) -> Self {
         Self { first, inner }
+    }
+
+    /// The stream itself.
+    pub(super) fn inner(&self) -> &I {
+        &self.inner
     }
 }
 

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
-use super::headers::{PROXY_STATUS, X_ERROR};
+use super::headers::{PROXY_STATUS, Put, X_ERROR};
 use crate::routing::GiveUp;
 
 /// Why the proxy answers in an upstream's place.
@@ -247,14 +247,9 @@ impl Reason {
 
     /// The whole response as it goes over the wire, for a connection that is closed with it and that hyper does not hold.
     pub(super) fn last_words(self) -> String {
-        let response = self.response(false, "");
-        let mut text = format!("HTTP/1.1 {}\r\nconnection: close\r\n", response.status());
-        for (name, value) in response.headers().iter().filter(|(name, _)| **name != header::CONNECTION) {
-            text += &format!("{name}: {}\r\n", String::from_utf8_lossy(value.as_bytes()));
-        }
-        text += &format!("content-length: {}\r\n\r\n", response.body().len());
-        text += &String::from_utf8_lossy(response.body());
-        text
+        let mut response = self.response(false, "");
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        String::from_utf8_lossy(&on_the_wire(&response, &[], true)).into_owned()
     }
 
     /// Names the reason in a response's headers.
@@ -265,6 +260,19 @@ impl Reason {
             headers.insert(PROXY_STATUS, value);
         }
     }
+}
+
+/// A response as it goes over the wire, with these lines more; without its body where the request was `HEAD`.
+pub(super) fn on_the_wire(response: &Response<Bytes>, more: &[u8], with_body: bool) -> Vec<u8> {
+    let mut head = format!("HTTP/1.1 {}\r\n", response.status()).into_bytes();
+    for (name, value) in response.headers() {
+        head.put(name, value);
+    }
+    head.put(&header::CONTENT_LENGTH, &HeaderValue::from(response.body().len()));
+    head.extend_from_slice(more);
+    head.extend_from_slice(b"\r\n");
+    head.extend_from_slice(if with_body { response.body() } else { &[] });
+    head
 }
 
 impl From<GiveUp> for Reason {

@@ -172,7 +172,7 @@ impl<'a> Exchange<'a> {
             Protocol::Http1 => {
                 let careful = self.flight.class == MethodClass::Other || !self.body.replayable();
                 let pool = &self.worker.pool;
-                match if fresh { None } else { pool.take(entry, careful) } {
+                match if fresh { None } else { pool.take(entry, careful).await } {
                     Some(link) => Ok(Carrier::Http1(link)),
                     None => pool.open(entry, until).await.map(Carrier::Http1),
                 }
@@ -188,28 +188,14 @@ impl<'a> Exchange<'a> {
             }
         };
         Ok(found.map_err(|fault| {
-            match fault {
-                ConnectFault::OwnAddress(addr) => {
-                    tracing::warn!(instance = %entry.record.id, %addr, "the instance's address is this sidecar itself");
-                    self.blame(Reason::OwnAddress, entry, "its address is this sidecar's own");
-                }
-                ConnectFault::Failed(error) => self.blame(Reason::AllRefused, entry, &error.to_string()),
-                ConnectFault::Local(error) => {
-                    self.blame(Reason::LocalLimit, entry, &error.to_string());
-                    return Outcome::Full;
-                }
-                ConnectFault::Full => {
-                    self.blame(Reason::Overflow, entry, "it takes no more streams");
-                    return Outcome::Full;
-                }
-            }
-            Outcome::ConnectFailed
+            let (outcome, blame) = not_connected(&fault, entry);
+            self.blame = Some(blame);
+            outcome
         }))
     }
 
     fn blame(&mut self, reason: Reason, entry: &InstanceEntry, what: &str) {
-        let record = &entry.record;
-        self.blame = Some((reason, format!("last tried: {} at {}: {what}", record.id, record.authority())));
+        self.blame = Some(blame(reason, entry, what));
     }
 
     /// The request for one instance. What can be repeated is copied, what cannot is handed over and comes back only unsent; over
@@ -426,6 +412,25 @@ impl<'a> Exchange<'a> {
     }
 }
 
+/// A failure in words.
+pub(super) fn blame(reason: Reason, entry: &InstanceEntry, what: &str) -> (Reason, String) {
+    let record = &entry.record;
+    (reason, format!("last tried: {} at {}: {what}", record.id, record.authority()))
+}
+
+/// What it means that there is no connection.
+pub(super) fn not_connected(fault: &ConnectFault, entry: &InstanceEntry) -> (Outcome, (Reason, String)) {
+    match fault {
+        ConnectFault::OwnAddress(addr) => {
+            tracing::warn!(instance = %entry.record.id, %addr, "the instance's address is this sidecar itself");
+            (Outcome::ConnectFailed, blame(Reason::OwnAddress, entry, "its address is this sidecar's own"))
+        }
+        ConnectFault::Failed(error) => (Outcome::ConnectFailed, blame(Reason::AllRefused, entry, &error.to_string())),
+        ConnectFault::Local(error) => (Outcome::Full, blame(Reason::LocalLimit, entry, &error.to_string())),
+        ConnectFault::Full => (Outcome::Full, blame(Reason::Overflow, entry, "it takes no more streams")),
+    }
+}
+
 /// Whether a response's body has two lengths. hyper would believe one of them; whoever comes next may believe the other
 /// (RFC 9112 6.3).
 fn framed_twice(head: &response::Parts, method: &Method) -> bool {
@@ -435,8 +440,8 @@ fn framed_twice(head: &response::Parts, method: &Method) -> bool {
 
 /// How long the head of a small answer is held for its body, so that an instance which dies between the two costs nothing. Most bodies
 /// come with their head.
-const LONGEST_HOLD: Duration = Duration::from_millis(50);
+pub(super) const LONGEST_HOLD: Duration = Duration::from_millis(50);
 /// One request that waits says little about its instance: it may be a slow one.
-const WAITING: u32 = 2;
+pub(super) const WAITING: u32 = 2;
 /// While a body moves, the answer's head is waited for in spans of at least this.
 const MIN_SPAN: Duration = Duration::from_millis(100);

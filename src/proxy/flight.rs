@@ -16,6 +16,26 @@ use crate::{
     types::{Mono, Wall},
 };
 
+/// What a client asked for, for the access log.
+pub(super) enum Asked {
+    /// As hyper parsed it.
+    Uri(Uri),
+    /// The path alone.
+    Path(Box<str>),
+}
+
+impl Asked {
+    /// Without the query: tokens and personal data travel there.
+    fn path(&self) -> String {
+        match self {
+            // Of a `CONNECT`: the authority, which is all that it has.
+            Self::Uri(uri) if uri.path().is_empty() => uri.to_string(),
+            Self::Uri(uri) => uri.path().to_owned(),
+            Self::Path(path) => path.to_string(),
+        }
+    }
+}
+
 /// Dropping it ends the request.
 pub(super) struct Flight {
     pub(super) worker: Rc<Worker>,
@@ -24,7 +44,7 @@ pub(super) struct Flight {
     begun: Mono,
     pub(super) random: u64,
     method: Method,
-    uri: Uri,
+    asked: Asked,
     /// The client speaks HTTP/2.
     pub(super) http2: bool,
     /// It is a gRPC call.
@@ -52,16 +72,30 @@ pub(super) struct Flight {
 
 impl Flight {
     pub(super) fn new(worker: Rc<Worker>, client: Rc<Client>, parts: &Parts, class: MethodClass) -> Self {
+        let mut flight = Self::begin(worker, client, parts.method.clone(), Asked::Uri(parts.uri.clone()), class);
+        flight.http2 = parts.version == Version::HTTP_2;
+        flight.grpc = grpc::is_call(parts.version, &parts.headers);
+        flight
+    }
+
+    /// Of HTTP/1.1.
+    pub(super) fn begin(
+        worker: Rc<Worker>,
+        client: Rc<Client>,
+        method: Method,
+        asked: Asked,
+        class: MethodClass,
+    ) -> Self {
         worker.request_began();
         client.entered();
         Self {
             view: worker.view(),
             begun: worker.clock.mono(),
             random: worker.random(),
-            method: parts.method.clone(),
-            uri: parts.uri.clone(),
-            http2: parts.version == Version::HTTP_2,
-            grpc: grpc::is_call(parts.version, &parts.headers),
+            method,
+            asked,
+            http2: false,
+            grpc: false,
             worker,
             client,
             class,
@@ -127,12 +161,7 @@ impl Flight {
             client: self.client.address,
             method: self.method.to_string(),
             service: self.service.as_ref().map(|service| service.name.clone()),
-            // Without the query: tokens and personal data travel there.
-            path: match self.uri.path() {
-                // Of a `CONNECT`: the authority, which is all that it has.
-                "" => self.uri.to_string(),
-                path => path.to_owned(),
-            },
+            path: self.asked.path(),
             status: self.status,
             bytes: self.bytes,
             duration_ms: (took.as_secs_f64() * 1e6).round() / 1e3,

@@ -2,7 +2,8 @@
 
 use std::{rc::Rc, time::Duration};
 
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version, header, request::Parts};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, Version, header, request::Parts};
 use hyper::{
     body::{Body, Incoming},
     ext::ReasonPhrase,
@@ -18,14 +19,16 @@ use super::{
     exchange::{Answer, Exchange, Tried},
     flight::Flight,
     grpc, h2_serve,
-    headers::{self, X_ATTEMPTS, X_BUCKET, X_INSTANCE, X_LANE, X_REASON, X_VERSION},
-    subject, target,
+    head::RequestHead,
+    headers::{self, Put, X_ATTEMPTS, X_BUCKET, X_INSTANCE, X_LANE, X_REASON, X_VERSION},
+    target,
     tunnel::Tunnel,
     view::Service,
     worker::Worker,
 };
 use crate::{
     config::Proxy,
+    lanes::Head,
     routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step},
 };
 
@@ -81,10 +84,10 @@ async fn answer(
     let wanted = target::resolve(method, *version, uri, headers, dedicated.as_deref())?;
     let view = flight.view.clone();
     let unknown = || Refusal { reason: Reason::UnknownService, detail: shown(wanted.as_str()) };
-    let service = view.service(wanted.as_str(), &worker.rules, &worker.config.subject).ok_or_else(unknown)?;
+    let service = view.service(wanted.as_str()).ok_or_else(unknown)?;
     flight.service = Some(service.clone());
     let routed = service.view(&view).ok_or_else(unknown)?;
-    let decision = decide(worker, flight, &service, routed, headers);
+    let decision = decide(worker, flight, &service, routed, &RequestHead { method, uri, headers });
     let limit = deadline::requested(headers, flight.grpc);
     if limit.is_none() {
         // What this proxy could not read, nobody behind it is to read otherwise.
@@ -112,7 +115,7 @@ async fn answer(
 
 /// Time limits of a request. A gRPC call may take as long as its caller gives it, and a server that streams may have nothing to
 /// say for a while: without a deadline it is silence that ends it. Nothing is retried after it was sent, so one try has all the time.
-fn limits(worker: &Worker, grpc: bool, limit: Option<Duration>) -> AttemptsConfig {
+pub(super) fn limits(worker: &Worker, grpc: bool, limit: Option<Duration>) -> AttemptsConfig {
     let timeouts = &worker.config.timeouts;
     let max_retries = worker.config.max_retries;
     if grpc {
@@ -129,18 +132,10 @@ pub(super) fn decide(
     flight: &mut Flight,
     service: &Service,
     routed: &ServiceView,
-    headers: &HeaderMap,
+    head: &dyn Head,
 ) -> Decision {
-    let subject = subject::extract(&service.subject, headers, service.request_id);
-    let own_key = service.route_key.as_ref().map(|source| subject::extract(source, headers, service.request_id));
-    let route_key = own_key.as_ref().map(|key| key.as_deref()).unwrap_or(None);
-    let request = routing::Request {
-        subject: subject.as_deref(),
-        route_key,
-        explicit_lane: headers.get(&worker.lane_header).and_then(|value| value.to_str().ok()),
-        method: flight.class,
-        random: flight.random,
-    };
+    let who = routed.reading.read(head);
+    let request = who.request(head, flight.class, flight.random);
     let decision = routing::choose(&flight.view.snapshot, routed, &request, worker.clock.mono());
     if decision.panic {
         worker.metrics.panicked(service.name.as_str());
@@ -153,8 +148,8 @@ pub(super) fn decide(
         worker.metrics.fell_back(service.name.as_str(), lane, served.name.as_str(), why.as_str());
     }
     // Errors are logged whatever the sample says, and nobody knows yet how this one ends.
-    flight.subject = subject.as_deref().map(Box::from);
-    flight.route_key = route_key.map(Box::from);
+    let [subject, route_key] = [request.subject, request.route_key].map(|text| text.map(Box::from));
+    (flight.subject, flight.route_key) = (subject, route_key);
     flight.decision = Some(decision);
     decision
 }
@@ -277,6 +272,12 @@ pub(super) fn refuse(
     refusal: &Refusal,
     json: bool,
 ) -> Response<ResponseBody> {
+    let response = refused(worker, &mut flight, refusal, json);
+    response.map(|bytes| ResponseBody::local(bytes, flight))
+}
+
+/// The same, with its body as it is.
+pub(super) fn refused(worker: &Worker, flight: &mut Flight, refusal: &Refusal, json: bool) -> Response<Bytes> {
     let reason = refusal.reason;
     worker.metrics.proxy_error(reason.name());
     flight.error = Some(reason.name());
@@ -286,8 +287,8 @@ pub(super) fn refuse(
     if flight.http2 {
         response.headers_mut().remove(header::CONNECTION);
     }
-    finish_head(worker, &flight, response.headers_mut());
-    response.map(|bytes| ResponseBody::local(bytes, flight))
+    finish_head(worker, flight, response.headers_mut());
+    response
 }
 
 /// What every response carries: the decision, where that is wanted, and the end of the connection, where that is near.
@@ -301,21 +302,20 @@ fn finish_head(worker: &Worker, flight: &Flight, headers: &mut HeaderMap) {
     }
 }
 
-pub(super) fn expose(flight: &Flight, headers: &mut HeaderMap) {
+/// Tells the client what was decided.
+pub(super) fn expose(flight: &Flight, headers: &mut impl Put) {
     let (Some(service), Some(decision)) = (&flight.service, &flight.decision) else { return };
-    headers.insert(X_REASON, HeaderValue::from_static(decision.lane.reason.as_str()));
+    headers.put(&X_REASON, &HeaderValue::from_static(decision.lane.reason.as_str()));
     if let Some(bucket) = decision.lane.bucket {
-        headers.insert(X_BUCKET, HeaderValue::from(bucket));
+        headers.put(&X_BUCKET, &HeaderValue::from(bucket));
     }
     if let Some(prepared) = flight.instance.and_then(|at| service.prepared(&flight.view, at, &flight.worker.metrics)) {
-        let entries: [(HeaderName, &HeaderValue); 3] =
-            [(X_INSTANCE, &prepared.id), (X_VERSION, &prepared.version), (X_LANE, &prepared.lane)];
-        for (name, value) in entries {
-            headers.insert(name, value.clone());
-        }
-        headers.insert(X_ATTEMPTS, HeaderValue::from(flight.retries + 1));
+        headers.put(&X_INSTANCE, &prepared.id);
+        headers.put(&X_VERSION, &prepared.version);
+        headers.put(&X_LANE, &prepared.lane);
+        headers.put(&X_ATTEMPTS, &HeaderValue::from(flight.retries + 1));
     } else if let Some(lane) = service.lane(&flight.view, decision) {
-        headers.insert(X_LANE, headers::name_value(lane));
+        headers.put(&X_LANE, &headers::name_value(lane));
     }
 }
 
@@ -324,9 +324,11 @@ pub(super) fn shown(text: &str) -> String {
     text.chars().filter(|c| c.is_ascii_graphic()).take(63).collect()
 }
 
+/// Bytes of an answer that is read whole before the client gets anything.
+pub(super) const SMALL: u64 = 8 * 1024;
+
 /// Whether the answer's body is small enough to be read before the client gets anything.
 pub(super) fn reads_whole(class: MethodClass, method: &http::Method, body: &Incoming) -> bool {
-    const SMALL: u64 = 8 * 1024;
     class == MethodClass::Safe
         && *method != http::Method::HEAD
         && !body.is_end_stream()

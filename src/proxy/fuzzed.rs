@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 
-use super::{framing::Follower, headers, target};
+use super::{framing::Follower, headers, plain, target};
 
 /// The follower says the same however the bytes are cut, lets nothing through beyond its limits, and what is left of a head after
 /// cleaning has nothing of the connection or of the mesh in it.
@@ -21,6 +21,12 @@ pub fn client_bytes(bytes: &[u8]) {
     );
     assert_eq!(cut.fault(u64::MAX), whole.fault(u64::MAX));
     head(bytes);
+    plain::fuzzed::client_bytes(bytes);
+}
+
+/// What an instance sends is taken or refused, and what is taken means one thing.
+pub fn instance_bytes(bytes: &[u8]) {
+    plain::fuzzed::instance_bytes(bytes);
 }
 
 fn head(bytes: &[u8]) {

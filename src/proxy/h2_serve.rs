@@ -27,7 +27,6 @@ use tokio::task::{AbortHandle, spawn_local};
 use super::{
     Reason,
     client::{Client, End},
-    detect::Rewound,
     forward::handle,
     headers,
     worker::{Slot, Worker},
@@ -134,7 +133,7 @@ pub(super) async fn serve(slot: &Rc<Slot>, client: &Rc<Client>, first: Bytes) {
         let (worker, client) = (slot.worker(), client.clone());
         async move { Ok::<_, Infallible>(handle(worker, client, request).await) }
     });
-    let io = TokioIo::new(Rewound::new(first, client.io(worker)));
+    let io = TokioIo::new(client.io(worker, first));
     let spawn = Spawn { streams, clock: worker.clock };
     let mut connection = std::pin::pin!(builder(worker, spawn).serve_connection(io, service));
     loop {

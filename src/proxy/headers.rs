@@ -51,27 +51,110 @@ fn is_hop_by_hop(name: &str) -> bool {
     )
 }
 
+/// What a header is to the proxy, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing: it is passed on as it is.
+    Other,
+    Host,
+    ContentLength,
+    TransferEncoding,
+    Connection,
+    /// Hop-by-hop, and changes what the message is: `TE`, `Upgrade`.
+    Changes,
+    /// Any other hop-by-hop header.
+    HopByHop,
+    /// Of the mesh.
+    Ours,
+    Expect,
+    ForwardedFor,
+    ForwardedProto,
+    RequestTimeout,
+    Date,
+    Trailer,
+}
+
+/// What a header with this name is, in whatever case. For heads whose lines are passed on without becoming a map: the same names as
+/// in the rules below, found by length and first letter, since nearly every header is none of them.
+pub(super) fn kind(name: &[u8]) -> Kind {
+    let Some(first) = name.first() else { return Kind::Other };
+    let (text, kind) = match (name.len(), first | 0x20) {
+        (2, b't') => ("te", Kind::Changes),
+        (4, b'h') => ("host", Kind::Host),
+        (4, b'd') => ("date", Kind::Date),
+        (6, b'e') => ("expect", Kind::Expect),
+        (7, b'u') => ("upgrade", Kind::Changes),
+        (7, b't') => ("trailer", Kind::Trailer),
+        (10, b'c') => ("connection", Kind::Connection),
+        (10, b'k') => ("keep-alive", Kind::HopByHop),
+        (14, b'c') => ("content-length", Kind::ContentLength),
+        (15, b'x') if name[2] | 0x20 == b'f' => ("x-forwarded-for", Kind::ForwardedFor),
+        (16, b'p') => ("proxy-connection", Kind::HopByHop),
+        (17, b't') => ("transfer-encoding", Kind::TransferEncoding),
+        (17, b'x') if name[2] | 0x20 == b'f' => ("x-forwarded-proto", Kind::ForwardedProto),
+        (17, b'x') if name[2] | 0x20 == b'r' => ("x-request-timeout", Kind::RequestTimeout),
+        (18, b'p') => ("proxy-authenticate", Kind::HopByHop),
+        (19, b'p') => ("proxy-authorization", Kind::HopByHop),
+        (25, b'p') => ("proxy-authentication-info", Kind::HopByHop),
+        (11.., b'x') if is_ours(name) => return Kind::Ours,
+        _ => return Kind::Other,
+    };
+    if name.eq_ignore_ascii_case(text.as_bytes()) { kind } else { Kind::Other }
+}
+
+/// Where headers are added.
+pub(super) trait Put {
+    /// Adds one, in the place of any of that name.
+    fn put(&mut self, name: &HeaderName, value: &HeaderValue);
+}
+
+impl Put for HeaderMap {
+    fn put(&mut self, name: &HeaderName, value: &HeaderValue) {
+        self.insert(name, value.clone());
+    }
+}
+
+/// A head as it goes over the wire, from which all of that name were taken before.
+impl Put for Vec<u8> {
+    fn put(&mut self, name: &HeaderName, value: &HeaderValue) {
+        add_line(self, name.as_str().as_bytes(), value.as_bytes());
+    }
+}
+
+/// Writes one header.
+pub(super) fn add_line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    for part in [name, b": ", value, b"\r\n"] {
+        head.extend_from_slice(part);
+    }
+}
+
+/// Whether a token of `Connection` names no header.
+pub(super) fn is_plain_token(token: &[u8]) -> bool {
+    token.is_empty()
+        || [b"close".as_slice(), b"keep-alive", b"te", b"upgrade"].iter().any(|t| token.eq_ignore_ascii_case(t))
+}
+
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
     headers.get_all(name).into_iter().flat_map(|value| value.as_bytes().split(|c| *c == b',')).map(<[u8]>::trim_ascii)
 }
 
-fn is_ours(name: &str) -> bool {
-    let starts = |prefix: &str| name.len() >= prefix.len() && name.as_bytes()[..prefix.len()] == *prefix.as_bytes();
-    starts("x-lanemesh-") || starts("x_lanemesh_") || starts("x-lanemesh_") || starts("x_lanemesh-")
+fn is_ours(name: &[u8]) -> bool {
+    let is_dash = |at: usize| matches!(name[at], b'-' | b'_');
+    name.len() >= 11
+        && is_dash(1)
+        && is_dash(10)
+        && name[0] | 0x20 == b'x'
+        && name[2..10].eq_ignore_ascii_case(b"lanemesh")
 }
 
 /// Removes what `Connection` nominates; refuses when `protected` holds one of the names.
 fn strip_nominated(headers: &mut HeaderMap, protected: impl Fn(&HeaderName) -> bool) -> Result<(), Reason> {
-    let plain = |token: &[u8]| {
-        token.is_empty()
-            || [b"close".as_slice(), b"keep-alive", b"te", b"upgrade"].iter().any(|t| token.eq_ignore_ascii_case(t))
-    };
     // Nearly always there is nothing beyond `close` and `keep-alive`: no allocation then.
-    if tokens(headers, &header::CONNECTION).all(plain) {
+    if tokens(headers, &header::CONNECTION).all(is_plain_token) {
         return Ok(());
     }
     let nominated: Vec<HeaderName> = tokens(headers, &header::CONNECTION)
-        .filter(|token| !plain(token))
+        .filter(|token| !is_plain_token(token))
         .filter_map(|token| HeaderName::from_bytes(token).ok())
         .collect();
     if nominated.iter().any(protected) {
@@ -85,7 +168,7 @@ fn strip_nominated(headers: &mut HeaderMap, protected: impl Fn(&HeaderName) -> b
 
 /// Removes what is hop-by-hop, and what only the mesh itself may say.
 fn strip(headers: &mut HeaderMap) {
-    let goes = |name: &&HeaderName| is_hop_by_hop(name.as_str()) || is_ours(name.as_str());
+    let goes = |name: &&HeaderName| is_hop_by_hop(name.as_str()) || is_ours(name.as_str().as_bytes());
     // Without one, nothing is allocated.
     let gone: Vec<HeaderName> = headers.keys().filter(goes).cloned().collect();
     for name in &gone {
@@ -141,13 +224,13 @@ pub(super) fn clean_switch(headers: &mut HeaderMap, wanted: HeaderValue) {
 
 /// Cleans a request's headers. `lane_header` goes as well: whether it is honoured is decided before.
 pub(super) fn clean_request(headers: &mut HeaderMap, lane_header: &HeaderName) -> Result<Cleaned, Reason> {
-    let ours = headers.keys().any(|name| is_ours(name.as_str()));
+    let ours = headers.keys().any(|name| is_ours(name.as_str().as_bytes()));
     let number = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()?.parse().ok());
     let (hops, attempt) = if ours { (number(X_HOPS).unwrap_or(0), number(X_ATTEMPT).unwrap_or(1)) } else { (0, 1) };
     let protected = |name: &HeaderName| {
         [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
             || name == lane_header
-            || is_ours(name.as_str())
+            || is_ours(name.as_str().as_bytes())
     };
     strip_nominated(headers, protected)?;
     let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case(b"trailers"));

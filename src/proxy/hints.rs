@@ -29,7 +29,7 @@ pub(super) fn pass_on(number: u64, status: StatusCode, headers: HeaderMap) {
     if let Some(client) = client
         && let Some(text) = text(status, headers)
     {
-        client.hint(&text);
+        client.hint(text.as_bytes());
     }
 }
 

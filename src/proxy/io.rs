@@ -23,7 +23,11 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{Reason, detect::Opening, framing::Follower};
+use super::{
+    Reason,
+    detect::{Opening, Rewound},
+    framing::Follower,
+};
 use crate::{telemetry::Clock, types::Mono};
 
 /// A socket that hyper holds and others may look at, on one thread.
@@ -37,12 +41,7 @@ impl Socket {
 
     /// Whether the other end has closed, reset, or sent something unasked. One system call.
     pub(super) fn spent(&self) -> bool {
-        let stream = self.0.borrow();
-        let mut byte = [MaybeUninit::uninit()];
-        match SockRef::from(&*stream).peek(&mut byte) {
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-            Ok(_) => true,
-        }
+        spent(&self.0.borrow())
     }
 
     /// Whether the other end has closed or reset, and sent nothing before that is still unread. One system call.
@@ -69,7 +68,12 @@ impl Socket {
 
     /// Waits until there is something to read, an end or an error.
     pub(super) async fn readable(&self) -> io::Result<()> {
-        poll_fn(|cx| self.0.borrow().poll_read_ready(cx)).await
+        poll_fn(|cx| self.poll_readable(cx)).await
+    }
+
+    /// Ready when there is something to read, an end or an error.
+    pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.borrow().poll_read_ready(cx)
     }
 
     /// Waits until there are bytes (a positive number), an end (0) or an error, and leaves them where they are.
@@ -127,6 +131,15 @@ impl Socket {
     }
 }
 
+/// Whether the other end has closed, reset, or sent something unasked. One system call.
+pub(super) fn spent(stream: &TcpStream) -> bool {
+    let mut byte = [MaybeUninit::uninit()];
+    match SockRef::from(stream).peek(&mut byte) {
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        Ok(_) => true,
+    }
+}
+
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut *self.0.borrow_mut()).poll_read(cx, buf)
@@ -165,6 +178,8 @@ pub(super) struct Wire {
     /// Whether it is HTTP/2.
     pub(super) opening: Opening,
     pub(super) follower: RefCell<Follower>,
+    /// Whether a head has begun and not ended, while nothing but plain requests came.
+    pub(super) plain_head: Cell<bool>,
     /// When the present head began, or the last bytes came.
     pub(super) since: Cell<Mono>,
     /// Since when the client takes no bytes, if it does not.
@@ -176,14 +191,14 @@ pub(super) struct Wire {
 impl Wire {
     /// Whether a head (or the preface of HTTP/2) has begun and not ended.
     pub(super) fn in_head(&self) -> bool {
-        self.follower.borrow().in_head() || self.opening.under_way()
+        self.plain_head.get() || self.follower.borrow().in_head() || self.opening.under_way()
     }
 }
 
 /// A client's socket: every byte read passes the follower.
 #[derive(Debug)]
 pub(super) struct ClientIo {
-    pub(super) socket: Socket,
+    pub(super) socket: Rewound<Socket>,
     pub(super) wire: Rc<Wire>,
     pub(super) clock: Clock,
 }
@@ -238,7 +253,7 @@ impl ClientIo {
             bytes.starts_with(b"HTTP/1.1 400 Bad Request\r\n") && bytes.len() < BARE && bytes.ends_with(b"\r\n\r\n");
         let explains = bare && !self.wire.answered_400.get();
         if explains {
-            self.socket.last_words(&Reason::BadSyntax.last_words());
+            self.socket.inner().last_words(&Reason::BadSyntax.last_words());
         }
         explains
     }

@@ -5,7 +5,7 @@
 //! connections to instances. A request reads one snapshot; counters are atomics; the access log is a bounded channel.
 //!
 //! One file per concern: `worker` (threads and listeners), `client` (one client connection), `forward` (one request), `exchange` (its tries), `target`
-//! (which service), `subject` (who), `headers` (all header rules), `framing` (what hyper's parser hides), `body`, `replay`, `pool`,
+//! (which service), `head` (what routing reads), `headers` (all header rules), `framing` (what hyper's parser hides), `body`, `replay`, `pool`,
 //! `tunnel` (what is no longer HTTP), `errors` (every response that the proxy makes itself), `detect` (HTTP/1.1 or 2), `h2_serve`
 //! and `h2_pool` (HTTP/2 towards clients and instances), `grpc`.
 //!
@@ -37,13 +37,14 @@ pub mod fuzzed;
 mod grpc;
 mod h2_pool;
 mod h2_serve;
+mod head;
 mod headers;
 mod hints;
 mod io;
+mod plain;
 mod pool;
 mod reach;
 mod replay;
-mod subject;
 mod target;
 mod tcp;
 mod tunnel;

@@ -3,13 +3,19 @@
 //! Last in, first out: few connections stay warm and the rest age out. A connection is offered again only when hyper says that it
 //! is ready; for a request that must not be repeated, the socket itself is asked as well, since an application closes idle
 //! connections at times of its own choosing. A stale connection is never the client's error and never the instance's fault.
+//!
+//! Idle connections rest here plain, as sockets without buffer or task; [`Pool::watch`] notices when one is closed. hyper is put
+//! on one when a request needs it, and stays on it.
 
 use std::{
     cell::{Cell, RefCell},
+    future::{Future, poll_fn},
     io,
+    mem::MaybeUninit,
     net::{IpAddr, SocketAddr},
     rc::Rc,
     sync::Arc,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -18,6 +24,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustc_hash::FxHashMap;
 use tokio::{
+    io::ReadBuf,
     net::TcpStream,
     task::{JoinHandle, spawn_local},
     time::{Instant, timeout_at},
@@ -27,7 +34,7 @@ use super::{
     body::RequestBody,
     files::{Complaint, is_local},
     h2_pool::Stream,
-    io::Socket,
+    io::{Socket, spent},
 };
 use crate::{
     routing::{InFlight, InstanceCell, InstanceEntry},
@@ -66,6 +73,26 @@ impl Drop for Link {
     }
 }
 
+/// A connection that nothing but its user reads or writes.
+pub(super) struct Plain {
+    pub(super) stream: TcpStream,
+    /// When it was last given back.
+    since: Mono,
+    /// Whether it has carried a request before.
+    pub(super) reused: bool,
+    /// Of the address that it leads to.
+    epoch: u32,
+}
+
+impl Plain {
+    /// Whether the other end has closed, reset, or sent something unasked; if not, `cx` is woken when it does. No system call as
+    /// long as nothing has happened.
+    fn poll_spent(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut byte = [MaybeUninit::uninit()];
+        self.stream.poll_peek(cx, &mut ReadBuf::uninit(&mut byte)).map(drop)
+    }
+}
+
 struct Entry {
     /// Held so that the address of the cell stays this instance's key.
     cell: Arc<InstanceCell>,
@@ -73,7 +100,39 @@ struct Entry {
     port: u16,
     epoch: u32,
     idle: Vec<Link>,
+    plain: Vec<Plain>,
     patience: Rc<Patience>,
+}
+
+impl Entry {
+    fn new(instance: &InstanceEntry) -> Self {
+        Self {
+            cell: instance.cell.clone(),
+            host: instance.record.host.clone(),
+            port: instance.record.port,
+            epoch: 0,
+            idle: Vec::new(),
+            plain: Vec::new(),
+            patience: Rc::default(),
+        }
+    }
+
+    /// Whether its connections lead to where the instance is now; those that don't are closed.
+    fn leads_to(&mut self, instance: &InstanceEntry) -> bool {
+        if self.host == instance.record.host && self.port == instance.record.port {
+            return true;
+        }
+        self.host.clone_from(&instance.record.host);
+        self.port = instance.record.port;
+        self.epoch += 1;
+        self.shed();
+        false
+    }
+
+    fn shed(&mut self) {
+        self.idle.clear();
+        self.plain.clear();
+    }
 }
 
 /// For how long an instance keeps an idle connection, as seen when it closed one. A request that meets the close on its way is
@@ -139,6 +198,8 @@ pub(super) struct Pool {
     own: Vec<SocketAddr>,
     metrics: Arc<Metrics>,
     complaint: Complaint,
+    /// Of [`Pool::watch`].
+    watcher: RefCell<Waker>,
 }
 
 pub(super) fn key(cell: &Arc<InstanceCell>) -> usize {
@@ -154,6 +215,7 @@ impl Pool {
             own,
             metrics,
             complaint: Complaint::new(clock),
+            watcher: RefCell::new(Waker::noop().clone()),
         }
     }
 
@@ -162,15 +224,65 @@ impl Pool {
         self.idle_limit.set(limit);
     }
 
-    /// A connection that is ready; `careful` asks the socket itself.
-    pub(super) fn take(&self, instance: &InstanceEntry, careful: bool) -> Option<Link> {
+    /// Notices for as long as it is polled that instances close idle connections.
+    pub(super) async fn watch(self: Rc<Self>) {
+        poll_fn(|cx| {
+            self.watcher.borrow_mut().clone_from(cx.waker());
+            let now = self.clock.mono();
+            for entry in self.entries.borrow_mut().values_mut() {
+                let Entry { plain, patience, .. } = entry;
+                plain.retain(|link| {
+                    let spent = link.poll_spent(cx).is_ready();
+                    if spent {
+                        patience.closed_after(now.since(link.since), now);
+                    }
+                    !spent
+                });
+            }
+            Poll::<()>::Pending
+        })
+        .await;
+    }
+
+    /// A plain connection that is idle; `careful` asks the socket itself.
+    pub(super) fn take_plain(&self, instance: &InstanceEntry, careful: bool, now: Mono) -> Option<Plain> {
         let mut entries = self.entries.borrow_mut();
         let entry = entries.get_mut(&key(&instance.cell))?;
-        if entry.host != instance.record.host || entry.port != instance.record.port {
-            entry.host.clone_from(&instance.record.host);
-            entry.port = instance.record.port;
-            entry.epoch += 1;
-            entry.idle.clear();
+        if !entry.leads_to(instance) {
+            return None;
+        }
+        let mut at = entry.plain.len();
+        while at > 0 {
+            at -= 1;
+            let rest = now.since(entry.plain[at].since);
+            if rest > self.idle_limit.get() {
+                entry.plain.swap_remove(at);
+            } else if !careful || entry.patience.holds(rest, now) {
+                let link = entry.plain.remove(at);
+                if careful && spent(&link.stream) {
+                    self.metrics.upstream_stale.inc();
+                    continue;
+                }
+                self.metrics.upstream_reused.inc();
+                return Some(link);
+            }
+        }
+        None
+    }
+
+    /// An idle connection with hyper on it; `careful` asks the socket itself.
+    pub(super) async fn take(&self, instance: &InstanceEntry, careful: bool) -> Option<Link> {
+        if let Some(link) = self.take_linked(instance, careful) {
+            return Some(link);
+        }
+        let plain = self.take_plain(instance, careful, self.clock.mono())?;
+        self.link(plain, instance).await.ok()
+    }
+
+    fn take_linked(&self, instance: &InstanceEntry, careful: bool) -> Option<Link> {
+        let mut entries = self.entries.borrow_mut();
+        let entry = entries.get_mut(&key(&instance.cell))?;
+        if !entry.leads_to(instance) {
             return None;
         }
         let now = self.clock.mono();
@@ -197,6 +309,12 @@ impl Pool {
 
     /// Opens a connection, at the latest by `until`.
     pub(super) async fn open(&self, instance: &InstanceEntry, until: Mono) -> Result<Link, ConnectFault> {
+        let linked = async { self.link(self.dial(instance).await?, instance).await };
+        self.by(until, linked).await
+    }
+
+    /// Opens a plain one, at the latest by `until`.
+    pub(super) async fn open_plain(&self, instance: &InstanceEntry, until: Mono) -> Result<Plain, ConnectFault> {
         self.by(until, self.dial(instance)).await
     }
 
@@ -240,14 +358,22 @@ impl Pool {
     /// Closes every idle connection.
     pub(super) fn shed(&self) {
         for entry in self.entries.borrow_mut().values_mut() {
-            entry.idle.clear();
+            entry.shed();
         }
     }
 
-    async fn dial(&self, instance: &InstanceEntry) -> Result<Link, ConnectFault> {
+    async fn dial(&self, instance: &InstanceEntry) -> Result<Plain, ConnectFault> {
         let stream = self.connect(&instance.record.host, instance.record.port).await?;
         // Small requests must not wait for an acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
+        let mut entries = self.entries.borrow_mut();
+        let entry = entries.entry(key(&instance.cell)).or_insert_with(|| Entry::new(instance));
+        Ok(Plain { stream, since: Mono::ZERO, reused: false, epoch: entry.epoch })
+    }
+
+    /// Puts hyper on a connection.
+    async fn link(&self, plain: Plain, instance: &InstanceEntry) -> Result<Link, ConnectFault> {
+        let Plain { stream, reused, epoch, .. } = plain;
         let socket = Socket::new(stream);
         let (sender, mut connection) = http1::Builder::new()
             .max_buf_size(MAX_RESPONSE_HEAD)
@@ -255,14 +381,7 @@ impl Pool {
             .await
             .map_err(|error| ConnectFault::Failed(io::Error::other(error)))?;
         let mut entries = self.entries.borrow_mut();
-        let entry = entries.entry(key(&instance.cell)).or_insert_with(|| Entry {
-            cell: instance.cell.clone(),
-            host: instance.record.host.clone(),
-            port: instance.record.port,
-            epoch: 0,
-            idle: Vec::new(),
-            patience: Rc::default(),
-        });
+        let entry = entries.entry(key(&instance.cell)).or_insert_with(|| Entry::new(instance));
         let since = Rc::new(Cell::new(Mono::ZERO));
         let (rests, patience, clock) = (since.clone(), entry.patience.clone(), self.clock);
         let driver = spawn_local(async move {
@@ -281,7 +400,7 @@ impl Pool {
                 }
             }
         });
-        Ok(Link { sender, socket, since, reused: false, epoch: entry.epoch, spent: false, driver })
+        Ok(Link { sender, socket, since, reused, epoch, spent: false, driver })
     }
 
     /// A TCP connection to an instance.
@@ -327,7 +446,20 @@ impl Pool {
 
     /// Whether no connection rests here.
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.borrow().values().all(|entry| entry.idle.is_empty())
+        self.entries.borrow().values().all(|entry| entry.idle.is_empty() && entry.plain.is_empty())
+    }
+
+    /// Takes a plain connection back that has nothing unread.
+    pub(super) fn give_back_plain(&self, key: usize, mut link: Plain) {
+        let mut entries = self.entries.borrow_mut();
+        let Some(entry) = entries.get_mut(&key).filter(|entry| entry.epoch == link.epoch) else { return };
+        let watcher = self.watcher.borrow();
+        let mut cx = Context::from_waker(&watcher);
+        if entry.plain.len() < MOST_IDLE && link.poll_spent(&mut cx).is_pending() {
+            link.since = self.clock.mono();
+            link.reused = true;
+            entry.plain.push(link);
+        }
     }
 
     /// Closes what has been idle too long, and forgets instances that nobody knows any more. Call it about once a second.
@@ -335,6 +467,7 @@ impl Pool {
         let now = self.clock.mono();
         self.entries.borrow_mut().retain(|_, entry| {
             entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since.get()) <= self.idle_limit.get());
+            entry.plain.retain(|link| now.since(link.since) <= self.idle_limit.get());
             // The pool's own handle is the last one: no snapshot holds the instance.
             Arc::strong_count(&entry.cell) > 1
         });

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{
     Reason,
+    exchange::{blame, not_connected},
     flight::Flight,
     forward::{Refusal, refusal},
     io::Socket,
-    pool::ConnectFault,
     worker::Worker,
 };
 use crate::routing::{
@@ -66,18 +66,10 @@ impl<'a> Reach<'a> {
                             let _ = stream.set_nodelay(true);
                             return Ok(Reached { socket: Socket::new(stream), in_flight: entry.cell.enter() });
                         }
-                        Err(ConnectFault::OwnAddress(addr)) => {
-                            let what = "its address is this sidecar's own";
-                            tracing::warn!(instance = %entry.record.id, %addr, "{what}");
-                            self.failed(Reason::OwnAddress, entry, what, Outcome::ConnectFailed);
-                        }
-                        Err(ConnectFault::Failed(error)) => {
-                            self.failed(Reason::AllRefused, entry, &error.to_string(), Outcome::ConnectFailed);
-                        }
-                        // Only streams of HTTP/2 have that.
-                        Err(ConnectFault::Full) => self.failed(Reason::Overflow, entry, "full", Outcome::Full),
-                        Err(ConnectFault::Local(error)) => {
-                            self.failed(Reason::LocalLimit, entry, &error.to_string(), Outcome::Full);
+                        Err(fault) => {
+                            let (outcome, blame) = not_connected(&fault, entry);
+                            self.blame = Some(blame);
+                            self.attempts.ended(outcome, self.routed, self.worker.clock.mono());
                         }
                     }
                 }
@@ -100,8 +92,7 @@ impl<'a> Reach<'a> {
     }
 
     fn failed(&mut self, reason: Reason, entry: &InstanceEntry, what: &str, outcome: Outcome) {
-        let record = &entry.record;
-        self.blame = Some((reason, format!("last tried: {} at {}: {what}", record.id, record.authority())));
+        self.blame = Some(blame(reason, entry, what));
         self.attempts.ended(outcome, self.routed, self.worker.clock.mono());
     }
 }

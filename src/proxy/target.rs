@@ -20,7 +20,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Empty when the name is longer than any service's.
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let mut bytes = [0; LONGEST];
         let fits = name.len() <= LONGEST;
         let length = if fits { name.len() } else { 0 };
@@ -52,10 +52,12 @@ pub(super) fn resolve(
     let taken = |scheme: &Scheme| *scheme == Scheme::HTTP || http2 && *scheme == Scheme::HTTPS;
     let from_target = match (uri.scheme(), uri.authority()) {
         (None, None) if uri.path().starts_with('/') => None,
+        // Asks the service as a whole (RFC 9110 9.3.7), which its instances answer.
+        (None, None) if uri.path() == "*" && method == Method::OPTIONS => None,
         (Some(scheme), Some(authority)) if taken(scheme) && uri.path().starts_with('/') => {
             Some(parse(authority.as_str(), if http2 { Reason::BadHost } else { Reason::BadTarget })?)
         }
-        // `*`, `products`, `ftp://...`, `https://...`: nothing that a path on an instance could be made of.
+        // `*` of other methods, `products`, `ftp://...`, `https://...`: nothing that a path on an instance could be made of.
         _ => return Err(Reason::BadTarget),
     };
     let mut hosts = headers.get_all(header::HOST).iter();
@@ -114,6 +116,11 @@ fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) -> Result<(), Reason> 
     let path = uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
     *uri = Uri::from(path);
     Ok(())
+}
+
+/// What the value of a `Host` header asks for, if it is a proper one.
+pub(super) fn of_host(value: &[u8]) -> Option<Wanted> {
+    parse(std::str::from_utf8(value).ok()?, Reason::BadHost).ok()
 }
 
 /// `name`, `name:port` or `[IPv6]:port`; no user information, no path, nothing empty.

@@ -59,7 +59,7 @@ pub(super) async fn serve(slot: Rc<Slot>, stream: TcpStream, address: SocketAddr
 async fn reach(worker: &Rc<Worker>, flight: &mut Flight, client: &Client, name: &str) -> Result<Reached, Refusal> {
     let view = flight.view.clone();
     let unknown = || Refusal { reason: Reason::UnknownService, detail: shown(name) };
-    let service = view.service(name, &worker.rules, &worker.config.subject).ok_or_else(unknown)?;
+    let service = view.service(name).ok_or_else(unknown)?;
     flight.service = Some(service.clone());
     let routed = service.view(&view).ok_or_else(unknown)?;
     let key = key(worker, &service.name, client.address);
@@ -69,6 +69,7 @@ async fn reach(worker: &Rc<Worker>, flight: &mut Flight, client: &Client, name: 
         explicit_lane: None,
         method: MethodClass::Other,
         random: flight.random,
+        head: None,
     };
     let decision = routing::choose(&view.snapshot, routed, &request, worker.clock.mono());
     flight.route_key = key.map(String::into_boxed_str);

@@ -2,7 +2,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeMap,
     rc::Rc,
     sync::Arc,
 };
@@ -12,10 +11,9 @@ use rustc_hash::FxHashMap;
 
 use super::headers::name_value;
 use crate::{
-    config::ServiceRule,
     routing::{Decision, ServiceView, Snapshot},
     telemetry::{InstanceSeries, Metrics},
-    types::{Mono, ServiceName, SubjectSource},
+    types::{Mono, Protocol, ServiceName},
 };
 
 /// One snapshot, and what was resolved of it so far.
@@ -30,24 +28,14 @@ impl View {
     }
 
     /// A service by name; `None` when the snapshot has none of that name.
-    pub(super) fn service(
-        &self,
-        name: &str,
-        rules: &BTreeMap<ServiceName, ServiceRule>,
-        default: &SubjectSource,
-    ) -> Option<Rc<Service>> {
+    pub(super) fn service(&self, name: &str) -> Option<Rc<Service>> {
         if let Some(service) = self.services.borrow().get(name) {
             return Some(service.clone());
         }
         let view = self.snapshot.service(name)?;
-        let rule = rules.get(name);
-        let from_policy = || view.policy.as_ref().and_then(|policy| policy.policy.subject.as_ref());
-        let subject = rule.and_then(|rule| rule.subject.as_ref()).or_else(from_policy).unwrap_or(default).clone();
         let service = Rc::new(Service {
             name: view.name.clone(),
-            subject,
-            route_key: rule.and_then(|rule| rule.route_key.clone()),
-            request_id: rule.is_some_and(|rule| rule.request_id_as_subject),
+            http1: view.instances.iter().all(|entry| entry.record.protocol == Protocol::Http1),
             prepared: RefCell::new(vec![None; view.instances.len()]),
         });
         self.services.borrow_mut().insert(view.name.clone(), service.clone());
@@ -58,11 +46,8 @@ impl View {
 /// One service in one view.
 pub(super) struct Service {
     pub(super) name: ServiceName,
-    /// Rule of this sidecar, else the policy's, else the default.
-    pub(super) subject: SubjectSource,
-    /// `None`: the subject.
-    pub(super) route_key: Option<SubjectSource>,
-    pub(super) request_id: bool,
+    /// All its instances speak HTTP/1.1.
+    pub(super) http1: bool,
     prepared: RefCell<Vec<Option<Rc<Prepared>>>>,
 }
 

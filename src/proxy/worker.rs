@@ -55,6 +55,8 @@ pub struct ProxyConfig {
     pub access_log: AccessLog,
     /// This node's name: the source of connections that come from its own loopback.
     pub node: String,
+    /// Whether plain HTTP/1.1 goes by the own path. Without it hyper serves everything: the same, for more; tests hold both to it.
+    pub plain: bool,
     /// Other listeners of this sidecar (admin): an instance with one of these addresses is refused.
     pub own: Vec<SocketAddr>,
 }
@@ -151,8 +153,8 @@ impl Running {
     /// `ports` and `workers` are not looked at, nor where the access log goes.
     pub fn reload(&self, proxy: Proxy, services: BTreeMap<ServiceName, ServiceRule>, access_log: AccessLog) {
         self.settings.send_modify(|now| {
-            let (own, node) = (now.own.clone(), now.node.clone());
-            *now = Arc::new(ProxyConfig { proxy, services, access_log, node, own });
+            let (own, node, plain) = (now.own.clone(), now.node.clone(), now.plain);
+            *now = Arc::new(ProxyConfig { proxy, services, access_log, node, plain, own });
         });
     }
 
@@ -322,6 +324,7 @@ impl Slot {
 pub(super) struct Worker {
     pub(super) config: Proxy,
     pub(super) node: Rc<str>,
+    pub(super) plain: bool,
     pub(super) rules: BTreeMap<ServiceName, ServiceRule>,
     pub(super) lane_header: HeaderName,
     pub(super) metrics: Arc<Metrics>,
@@ -348,6 +351,7 @@ impl Worker {
         Ok(Self {
             config: config.proxy.clone(),
             node: config.node.as_str().into(),
+            plain: config.plain,
             rules: config.services.clone(),
             lane_header: lane_header(&config.proxy)?,
             metrics,
@@ -374,6 +378,7 @@ impl Worker {
         Ok(Self {
             config: config.proxy.clone(),
             node: self.node.clone(),
+            plain: self.plain,
             rules: config.services.clone(),
             lane_header,
             metrics: self.metrics.clone(),
@@ -383,8 +388,7 @@ impl Worker {
             max_connections: files::connections(config.proxy.max_connections),
             h2_pool: self.h2_pool.clone(),
             snapshots: RefCell::new(snapshots),
-            // What was resolved of the view so far followed the old rules.
-            view: RefCell::new(Rc::new(View::new(self.view().snapshot.clone()))),
+            view: RefCell::new(self.view()),
             random: Cell::new(self.random()),
             clients: self.clients.clone(),
             next_client: self.next_client.clone(),
@@ -471,6 +475,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
         Err(fault) => return tracing::error!("a data thread does not start: {fault}"),
     };
     hints::on_this_thread(worker.clients.clone());
+    drop(spawn_local(worker.pool.clone().watch()));
     let slot = Rc::new(Slot { worker: RefCell::new(worker), rests: Cell::new(false), roused: Notify::new() });
     for (listener, port) in listeners {
         match TcpListener::from_std(listener) {

@@ -31,6 +31,9 @@ pub struct Explanation {
     pub lane_reason: LaneReason,
     /// Why, for people.
     pub lane_why: String,
+    /// The match rule that decided: its place in the policy, from 1.
+    #[serde(default)]
+    pub rule: Option<u8>,
     /// An explicit lane header was ignored.
     pub probe: bool,
     /// The lane that serves; `None` when none may.
@@ -126,6 +129,7 @@ impl Explanation {
             lane_why: lane_why(service, decision, &decided),
             lane: decided,
             lane_reason: decision.lane.reason,
+            rule: decision.lane.rule.map(|at| at + 1),
             probe: decision.lane.probe,
             served_lane: served.map(|lane| lane.name.clone()),
             fallback: decision.fallback,
@@ -172,6 +176,12 @@ fn lane_why(service: &ServiceView, decision: &Decision, lane: &Lane) -> String {
         LaneReason::Off => "the policy is off: everybody goes to stable".into(),
         LaneReason::Explicit => "the request names the lane and its subject may".into(),
         LaneReason::AllowList => format!("the subject is on the allow-list of {lane}"),
+        LaneReason::Rule => {
+            let at = decision.lane.rule.unwrap_or_default();
+            let rule = service.policy.as_ref().and_then(|compiled| compiled.policy.rules.get(usize::from(at)));
+            let when = rule.map(ToString::to_string).unwrap_or_default();
+            format!("rule {} of the policy matches: {when}", at + 1)
+        }
         LaneReason::Range => {
             let (start, end) = range(lane);
             format!("bucket {bucket} is in {start}..{end}, the range of {lane}")

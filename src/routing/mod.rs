@@ -15,6 +15,8 @@ mod hot;
 mod load;
 mod near;
 mod pace;
+mod question;
+mod reading;
 mod report;
 mod ring;
 mod rules;
@@ -32,6 +34,8 @@ pub use choose::{Decision, FallbackReason, Request, SkipReason, Skipped, Skipped
 pub use explain::{ExcludedInstance, Explanation, SkippedInstance, Target};
 pub use load::Load;
 pub use near::{Failover, Near};
+pub use question::{MeshAnswer, NodeAnswer, Question};
+pub use reading::{Reading, Who};
 pub use report::{InstanceShare, LaneReport, RingReport};
 pub use ring::{
     ADMISSION_SEED, KEY_SEED, MAX_MEMBERS, MAX_POINTS, Member, Order, POINTS_AT_NORMAL_WEIGHT, Ring, RingFault,

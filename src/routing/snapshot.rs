@@ -5,15 +5,15 @@
 //!
 //! Not here: how it is made (`builder`), how a request is decided on it (`choose`).
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{FallbackReason, InstanceCell, Load, Near, Ring, ServiceState, hot::Named};
+use super::{FallbackReason, InstanceCell, Load, Near, Reading, Ring, ServiceState, hot::Named};
 use crate::{
     config::Routing,
-    lanes::{CompiledPolicy, LaneDecision},
+    lanes::{CompiledPolicy, Here, LaneDecision},
     types::{
         EmptyLane, EmptyLaneRule, Env, InstanceId, InstanceRecord, Lane, MemberState, Mono, NodeId, PolicyVersion,
         Region, ServiceName, Zone,
@@ -29,6 +29,15 @@ pub struct Locality {
     pub region: Region,
     /// Zone.
     pub zone: Zone,
+    /// Tags of the instances that its file announces: match rules may ask for them.
+    pub tags: BTreeMap<String, String>,
+}
+
+impl Locality {
+    /// What match rules see of it.
+    pub fn here(&self) -> Here<'_> {
+        Here { region: &self.region, zone: &self.zone, tags: &self.tags }
+    }
 }
 
 /// Why an instance is no candidate at all, for anybody: gossiped facts.
@@ -120,6 +129,8 @@ pub struct ServiceView {
     pub digest: u64,
     /// This sidecar's rules for it.
     pub rules: Arc<Routing>,
+    /// How heads of requests to it are read here.
+    pub reading: Arc<Reading>,
     /// What the data path keeps of it.
     pub state: Arc<ServiceState>,
     /// Keys that are spread by name.

@@ -15,7 +15,7 @@ pub(super) const NOW: Mono = Mono::from_millis(1_000_000);
 
 pub(super) fn locality() -> Locality {
     let (env, region, zone) = (Env::new("prod").unwrap(), Region::new("eu").unwrap(), Zone::new("eu-1").unwrap());
-    Locality { env, region, zone }
+    Locality { env, region, zone, tags: BTreeMap::new() }
 }
 
 /// A passing instance of `orders` in prod, announced by `node-{id}`.
@@ -74,6 +74,7 @@ pub(super) fn policy(size: u16) -> LanePolicy {
         empty: EmptyLaneRule::default(),
         reason: String::new(),
         set_at: Wall(0),
+        rules: Vec::new(),
     }
 }
 
@@ -100,7 +101,14 @@ pub(super) fn built(table: &CandidateTable) -> Arc<Snapshot> {
 }
 
 pub(super) fn get(subject: &str) -> Request<'_> {
-    Request { subject: Some(subject), route_key: None, explicit_lane: None, method: MethodClass::Safe, random: 7 }
+    Request {
+        subject: Some(subject),
+        route_key: None,
+        explicit_lane: None,
+        method: MethodClass::Safe,
+        random: 7,
+        head: None,
+    }
 }
 
 pub(super) fn post(subject: &str) -> Request<'_> {

@@ -7,6 +7,7 @@ mod id;
 mod planted;
 mod policy;
 mod record;
+mod rule;
 mod signal;
 mod time;
 mod trust;
@@ -22,6 +23,7 @@ pub use policy::{
 pub use record::{
     Drain, Health, InstanceRecord, MAX_RECORD_BYTES, MAX_WEIGHT, MemberState, NORMAL_WEIGHT, Protocol, RecordFault,
 };
+pub use rule::{Condition, ConditionError, MAX_CONDITIONS, MAX_RULES, MatchRule, Wanted};
 pub use signal::{MAX_OBSERVATIONS, MAX_SIGNAL_BYTES, Observation, Signal};
 pub use time::{Mono, Wall};
 pub use trust::{CertFacts, PublicKey, Signature, Trust, TrustError};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Lane, ServiceName, Wall};
+use super::{Lane, MAX_CONDITIONS, MAX_RULES, MatchRule, ServiceName, Wall};
 
 /// Size or place in an experiment: 0..=10000, one is 0.01 %.
 pub type BasisPoints = u16;
@@ -133,6 +133,9 @@ pub struct LanePolicy {
     pub reason: String,
     /// When it was set, by the author's clock.
     pub set_at: Wall,
+    /// Requests that go to a lane whatever their bucket, in this order: the first that matches decides (REQUIREMENTS L4).
+    #[serde(default)]
+    pub rules: Vec<MatchRule>,
 }
 
 /// Why a policy is refused; each names the lane and the cure.
@@ -157,6 +160,14 @@ pub enum PolicyFault {
         /// How much may be.
         most: usize,
     },
+    /// A rule without conditions.
+    #[error("rule {0} has no condition and would take everybody: give it one, such as `header:x-beta=1`")]
+    NoCondition(usize),
+    /// A rule to a lane that the policy does not have.
+    #[error(
+        "rule {0} sends to lane `{1}`, which the policy does not have: give the lane a share (0% will do) or a list"
+    )]
+    RuleLane(usize, Lane),
     /// A subject without parts.
     #[error("the subject needs at least one part, such as `header:x-user-id`")]
     NoSubjectPart,
@@ -177,6 +188,7 @@ impl LanePolicy {
         if self.subject.as_ref().is_some_and(|s| s.parts.is_empty()) {
             return Err(PolicyFault::NoSubjectPart);
         }
+        self.check_rules()?;
         let mut ranges: Vec<(u32, u32, &Lane)> = Vec::new();
         for (lane, rule) in &self.lanes {
             if lane.is_stable() {
@@ -195,5 +207,21 @@ impl LanePolicy {
             Some(pair) => Err(PolicyFault::Overlap(pair[0].2.clone(), pair[1].2.clone())),
             None => Ok(()),
         }
+    }
+
+    fn check_rules(&self) -> Result<(), PolicyFault> {
+        let most =
+            |what, is: usize, most| if is > most { Err(PolicyFault::TooMany { what, is, most }) } else { Ok(()) };
+        most("rules of one policy", self.rules.len(), MAX_RULES)?;
+        for (number, rule) in (1..).zip(&self.rules) {
+            if rule.when.is_empty() {
+                return Err(PolicyFault::NoCondition(number));
+            }
+            most("conditions of one rule", rule.when.len(), MAX_CONDITIONS)?;
+            if !rule.lane.is_stable() && !self.lanes.contains_key(&rule.lane) {
+                return Err(PolicyFault::RuleLane(number, rule.lane.clone()));
+            }
+        }
+        Ok(())
     }
 }

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::Statement;
 use crate::types::NodeId;
 
+/// First byte of a two-way stream that carries a question between agents, and no sync: never a version of [`SyncRequest`].
+pub const QUESTION: u8 = b'?';
+
 /// Names one entry of the catalog: a hash of its kind and key.
 pub type EntryKey = u64;
 

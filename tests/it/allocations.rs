@@ -1,10 +1,11 @@
 //! A decision allocates nothing (REQUIREMENTS R3), on its straight path and on every other one.
 
-use std::{hint::black_box, time::Duration};
+use std::{hint::black_box, sync::Arc, time::Duration};
 
 use lanemesh::{
+    lanes::{LaneReason, PlainHead},
     routing::{Attempts, AttemptsConfig, MethodClass, Outcome, Request, Snapshot, Step, choose},
-    types::{MemberState, Mono},
+    types::{MatchRule, MemberState, Mono},
 };
 
 use crate::{counting::allocations, fleet};
@@ -34,6 +35,30 @@ fn a_decision_allocates_nothing() {
         };
         assert_eq!(allocations(all), 0, "{instances} instances");
     }
+}
+
+#[test]
+fn nor_does_one_by_match_rules() {
+    let rule = |lane: &str, when: &[&str]| MatchRule {
+        lane: lane.parse().unwrap(),
+        when: when.iter().map(|condition| condition.parse().unwrap()).collect(),
+    };
+    let mut table = fleet::table(10);
+    let policy = Arc::make_mut(table.policies.values_mut().next().expect("one policy"));
+    policy.rules = (0..63).map(|at| rule("canary", &[&format!("header:x-{at}=1"), "method:GET"])).collect();
+    policy.rules.push(rule("canary", &["cookie:beta=yes", "path:/v2", "subject:u*"]));
+    let snapshot = fleet::snapshot(&table);
+    let headers = [("x-user-id", "u1"), ("cookie", "a=b; beta=yes")].map(|(name, value)| (name.into(), value.into()));
+    let head = PlainHead { method: "GET".into(), path: "/v2/carts".into(), headers: headers.into() };
+    let service = snapshot.service("orders").expect("the service is there");
+    let mut reason = None;
+    let all = || {
+        let who = service.reading.read(&head);
+        let request = who.request(&head, MethodClass::Safe, 7);
+        reason = Some(choose(&snapshot, service, &request, fleet::NOW).lane.reason);
+    };
+    assert_eq!(allocations(all), 0);
+    assert_eq!(reason, Some(LaneReason::Rule));
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub const NOW: Mono = Mono::from_millis(1_000_000);
 /// Where the sidecar stands.
 pub fn locality() -> Locality {
     let (env, region, zone) = (Env::new("prod").unwrap(), Region::new("eu").unwrap(), Zone::new("eu-1").unwrap());
-    Locality { env, region, zone }
+    Locality { env, region, zone, tags: BTreeMap::new() }
 }
 
 /// So many passing instances of `orders` in `stable`, and as many in `canary`, which takes 5 %; 20 subjects are listed.
@@ -77,6 +77,7 @@ fn policy() -> LanePolicy {
         empty: EmptyLaneRule::default(),
         reason: String::new(),
         set_at: Wall(0),
+        rules: Vec::new(),
     }
 }
 
@@ -123,5 +124,12 @@ pub fn busy_snapshot(mut table: CandidateTable) -> Arc<Snapshot> {
 
 /// A GET of this subject.
 pub fn get(subject: &str) -> Request<'_> {
-    Request { subject: Some(subject), route_key: None, explicit_lane: None, method: MethodClass::Safe, random: 7 }
+    Request {
+        subject: Some(subject),
+        route_key: None,
+        explicit_lane: None,
+        method: MethodClass::Safe,
+        random: 7,
+        head: None,
+    }
 }

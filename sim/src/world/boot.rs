@@ -59,6 +59,7 @@ impl World {
             env: Env::new(env).expect("a valid name"),
             region: Region::new("eu").expect("a valid name"),
             zone: Zone::new(["eu-1", "eu-2", "eu-3"][index as usize % 3]).expect("a valid name"),
+            tags: Default::default(),
         };
         // By turns, so that every service has its share of canaries.
         let turn = f64::from(index / mesh.services);

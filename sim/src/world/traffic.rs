@@ -103,6 +103,7 @@ impl World {
             explicit_lane: None,
             method: class,
             random: chance.next(),
+            head: None,
         };
         let now = Mono(self.now);
         let Some(view) = snapshot.service(self.services[service].as_str()) else {

@@ -43,6 +43,17 @@ pub enum MethodClass {
     Other,
 }
 
+impl MethodClass {
+    /// Of a method as it was sent: methods are case-sensitive, and what is not known is never repeated.
+    pub fn of(method: &str) -> Self {
+        match method {
+            "GET" | "HEAD" | "OPTIONS" | "TRACE" => Self::Safe,
+            "PUT" | "DELETE" => Self::Idempotent,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// Alias for readers of the proxy.
 pub type Method = MethodClass;
 

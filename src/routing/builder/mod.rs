@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{
     Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Load, Locality, MAX_MEMBERS, Member,
-    Near, Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, hot, key_hash,
+    Near, Reading, Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, hot, key_hash,
     near::{self, Range},
 };
 use crate::{
@@ -42,6 +42,7 @@ pub struct Builder {
 /// What a view has beside what the mesh says.
 struct Own {
     rules: Arc<Routing>,
+    reading: Arc<Reading>,
     state: Arc<ServiceState>,
 }
 
@@ -59,6 +60,8 @@ struct Kept {
     policy: Option<Arc<LanePolicy>>,
     view: Arc<ServiceView>,
     fault: Option<String>,
+    /// Of the rules that it was made by.
+    rules: u64,
 }
 
 impl Builder {
@@ -93,7 +96,7 @@ impl Builder {
             let policy = table.policies.get(name);
             let last = before.remove(name);
             let kept = match last {
-                Some(last) if last.is_of(&candidates, policy, self.rules.of(name)) => last,
+                Some(last) if last.is_of(&candidates, policy, self.rules.version) => last,
                 last => {
                     let next = self.service(name, candidates, policy, last.as_ref(), Time { born, now });
                     if let Some(last) = last {
@@ -123,7 +126,8 @@ impl Builder {
         time: Time,
     ) -> Kept {
         let last_view = last.map(|last| &*last.view);
-        let compiled = policy.map(|policy| compiled(policy, last_view));
+        let compiled = policy.map(|policy| compiled(policy, last_view, &self.locality));
+        let reading = Arc::new(self.rules.reading_of(name, policy.map(|policy| &**policy)));
         let rules = self.rules.of(name).clone();
         let lanes = lane_names(compiled.as_deref(), candidates.iter().map(|candidate| &candidate.record.lane));
         let loads = cells::loads(lanes.iter(), last_view);
@@ -135,7 +139,7 @@ impl Builder {
         }
         let fresh = || Arc::new(ServiceState::new(self.rules.bell.clone()));
         let state = last_view.map_or_else(fresh, |last| last.state.clone());
-        let own = Own { rules, state };
+        let own = Own { rules, reading, state };
         let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view, (&own.rules, &loads)) {
             Ok(lanes) => (view(name, instances, compiled, lanes, own), None),
             Err((lane, fault)) => {
@@ -146,7 +150,7 @@ impl Builder {
         };
         let view = Arc::new(view);
         let candidates = candidates.into_iter().cloned().collect();
-        Kept { candidates, policy: policy.cloned(), view, fault }
+        Kept { candidates, policy: policy.cloned(), view, fault, rules: self.rules.version }
     }
 
     fn lanes(
@@ -224,10 +228,8 @@ impl Builder {
 }
 
 impl Kept {
-    fn is_of(&self, candidates: &[&Candidate], policy: Option<&Arc<LanePolicy>>, rules: &Routing) -> bool {
-        *self.view.rules == *rules
-            && self.policy.as_ref() == policy
-            && self.candidates.iter().eq(candidates.iter().copied())
+    fn is_of(&self, candidates: &[&Candidate], policy: Option<&Arc<LanePolicy>>, rules: u64) -> bool {
+        self.rules == rules && self.policy.as_ref() == policy && self.candidates.iter().eq(candidates.iter().copied())
     }
 }
 
@@ -246,10 +248,10 @@ fn by_service(table: &CandidateTable) -> BTreeMap<&ServiceName, Vec<&Candidate>>
     services
 }
 
-fn compiled(policy: &Arc<LanePolicy>, last: Option<&ServiceView>) -> Arc<CompiledPolicy> {
+fn compiled(policy: &Arc<LanePolicy>, last: Option<&ServiceView>, here: &Locality) -> Arc<CompiledPolicy> {
     match last.and_then(|view| view.policy.as_ref()) {
         Some(last) if last.policy == *policy => last.clone(),
-        _ => Arc::new(CompiledPolicy::new(policy.clone())),
+        _ => Arc::new(CompiledPolicy::at(policy.clone(), here.here())),
     }
 }
 
@@ -378,9 +380,9 @@ fn view(
     };
     let lane_of = decided.iter().map(index).collect();
     let digest = digest(name, &instances, policy.as_deref(), &lanes);
-    let Own { rules, state } = own;
+    let Own { rules, reading, state } = own;
     let named = hot::named(&rules);
-    ServiceView { name: name.clone(), instances, policy, lanes, digest, rules, state, named, lane_of }
+    ServiceView { name: name.clone(), instances, policy, lanes, digest, rules, reading, state, named, lane_of }
 }
 
 /// Texts are followed by a zero byte, which none of them contains, and lists by their length.

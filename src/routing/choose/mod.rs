@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::{Balance, Routing},
-    lanes::{Entry, LaneDecision},
+    lanes::{Entry, Head, LaneDecision},
     types::{EmptyLane, EmptyLaneRule, MemberState, Mono, Planted},
 };
 
@@ -32,6 +32,8 @@ pub struct Request<'a> {
     pub method: MethodClass,
     /// A random number of this request's own.
     pub random: u64,
+    /// What match rules look at.
+    pub head: Option<&'a dyn Head>,
 }
 
 /// Why the walk passed over a candidate: local state.
@@ -309,7 +311,8 @@ fn breaker_reason(entry: &InstanceEntry, look: Look, asking: Asking) -> Option<S
 fn decide_lane(service: &ServiceView, request: &Request<'_>) -> LaneDecision {
     match &service.policy {
         Some(policy) => {
-            policy.decide(&Entry { subject: request.subject, explicit: request.explicit_lane, random: request.random })
+            let Request { subject, explicit_lane: explicit, random, head, .. } = *request;
+            policy.decide(&Entry { subject, explicit, random, head })
         }
         None => LaneDecision::no_policy(request.explicit_lane.is_some()),
     }

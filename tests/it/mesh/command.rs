@@ -14,13 +14,14 @@ use crate::support::{
 };
 
 /// Every command that asks a sidecar, with arguments that make sense.
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 18] = [
     &["members"],
     &["members", "why", "orders-1"],
     &["members", "--compare"],
     &["services"],
     &["instances"],
     &["route", "orders", "--key", "u1"],
+    &["route", "orders", "--header", "x-user-id: u1", "--mesh"],
     &["ring", "orders"],
     &["policy", "show"],
     &["policy", "set", "orders", "--canary", "5%", "--force"],

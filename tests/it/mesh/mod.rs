@@ -14,6 +14,7 @@ mod orders;
 mod reload;
 mod restart;
 mod rolling;
+mod route;
 mod signals;
 mod together;
 mod traffic;

@@ -236,6 +236,7 @@ fn a_port_in_use_is_named() {
         services: Default::default(),
         access_log: log,
         node: "n1".into(),
+        plain: true,
         own: Vec::new(),
     };
     let clock = lanemesh::telemetry::Clock::start();

@@ -24,6 +24,7 @@ pub(super) fn canary(size: u16, allow: &[&str]) -> LanePolicy {
         empty: EmptyLaneRule::default(),
         reason: String::new(),
         set_at: Wall(0),
+        rules: Vec::new(),
     }
 }
 

@@ -55,10 +55,18 @@ fn c44_absolute_form_decides_and_host_follows() {
         assert_eq!(seen.line(), format!("GET {path} HTTP/1.1"));
         assert_eq!(seen.values("host"), ["orders"]);
     }
-    for line in ["GET ftp://orders/ HTTP/1.1", "OPTIONS * HTTP/1.1", "GET products HTTP/1.1", "GET /a#b HTTP/1.1"] {
+    for line in ["GET ftp://orders/ HTTP/1.1", "GET * HTTP/1.1", "GET products HTTP/1.1", "GET /a#b HTTP/1.1"] {
         assert_eq!(proxy.ask(get(line, &["Host: orders"])).status, 400, "{line}");
     }
     assert_eq!((orders.seen().len(), billing.seen().len()), (3, 0));
+}
+
+#[test]
+fn a_question_to_the_whole_service_is_its_instances_to_answer() {
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::one(up.addr);
+    assert_eq!(proxy.client().ask(get("OPTIONS * HTTP/1.1", &["Host: orders"])).status, 200);
+    assert_eq!(up.only().line(), "OPTIONS * HTTP/1.1");
 }
 
 #[test]

@@ -150,6 +150,7 @@ impl Fixture {
             env: Env::new("prod").unwrap(),
             region: Region::new("r1").unwrap(),
             zone: Zone::new("z1").unwrap(),
+            tags: BTreeMap::new(),
         };
         let log = tempfile::tempdir().unwrap();
         let access_log = AccessLog {
@@ -163,6 +164,8 @@ impl Fixture {
             services: BTreeMap::new(),
             access_log,
             node: "n1".into(),
+            // The whole suite holds for both ways; `.ci/run` runs it twice.
+            plain: std::env::var_os("LANEMESH_TEST_ALL_HYPER").is_none(),
             own: Vec::new(),
         };
         change(&mut config);
