@@ -52,6 +52,9 @@ enum Verb {
         /// Another number of hosts than the scenario says.
         #[arg(long)]
         nodes: Option<u32>,
+        /// All have run for long when it begins, and hold the same (level 1).
+        #[arg(long)]
+        warm: bool,
         /// Another level than the scenario says: 1, or 2 for real QUIC and TLS between the nodes.
         #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
         level: Option<u8>,
@@ -126,7 +129,7 @@ enum Verb {
     Plant(plant::Plant),
     /// Measures what membership promises: goal beside what this build does.
     Figures {
-        /// Which groups; all, when none is named.
+        /// Which, by name or group (membership, routing); all, when none is named.
         names: Vec<String>,
         /// Meshes of more nodes are left out.
         #[arg(long, default_value_t = 100)]
@@ -190,9 +193,10 @@ fn main() -> ExitCode {
 
 fn run(verb: Verb) -> anyhow::Result<bool> {
     match verb {
-        Verb::Run { scenario, seed, nodes, level, show } => {
+        Verb::Run { scenario, seed, nodes, warm, level, show } => {
             let mut scenario = find(&scenario)?;
             scenario.mesh.nodes = nodes.unwrap_or(scenario.mesh.nodes);
+            scenario.mesh.warm |= warm;
             scenario.level = level.unwrap_or(scenario.level);
             scenario.check()?;
             one(&scenario, seed, &show)
@@ -241,13 +245,14 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
 
 /// Prints each figure as it comes; whether all goals are met.
 fn measure(names: &[String], size: figures::Size) -> anyhow::Result<bool> {
-    if let Some(unknown) = names.iter().find(|name| !figures::CASES.iter().any(|case| case.name == **name)) {
+    let called = |case: &figures::Case, name: &str| case.name == name || case.group == name;
+    if let Some(unknown) = names.iter().find(|name| !figures::CASES.iter().any(|case| called(case, name))) {
         let known: Vec<&str> = figures::CASES.iter().map(|case| case.name).collect();
         bail!("there are no figures `{unknown}`; there are: {}", known.join(", "));
     }
     say!("up to {} nodes, {} trials, first seed {}", size.most, size.trials, size.seed);
     let mut missed = 0;
-    for case in figures::CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| name == case.name)) {
+    for case in figures::CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| called(case, name))) {
         say!("\n{}: {}", case.name, case.about);
         (case.run)(size, &mut |figure| {
             missed += u32::from(!figure.met);

@@ -1,6 +1,8 @@
 //! What a run writes down for `figures`: who turned to what, when, and where new requests went. Off unless asked for.
 
-use lanemesh::types::MemberState;
+use std::collections::BTreeSet;
+
+use lanemesh::types::{MemberState, NodeId};
 
 use crate::queue::Time;
 
@@ -24,4 +26,6 @@ pub struct Record {
     pub turns: Vec<Turn>,
     /// New requests: when, and to which host they went first.
     pub firsts: Vec<(Time, u32)>,
+    /// Who was named for what is not believed.
+    pub named: BTreeSet<NodeId>,
 }

@@ -64,6 +64,8 @@ pub struct Mesh {
     pub seeds: u32,
     /// Seconds in which all start, evenly at random.
     pub start: f64,
+    /// All have run for long when it begins, and hold the same (level 1).
+    pub warm: bool,
     /// Services, shared out among the hosts in turn.
     pub services: u32,
     /// Share of the instances that are of lane `canary`, version `v2`.
@@ -112,6 +114,7 @@ impl Default for Mesh {
             nodes: 12,
             seeds: 3,
             start: 1.0,
+            warm: false,
             services: 3,
             canary: 0.25,
             staging: 0.0,
@@ -310,6 +313,9 @@ impl Scenario {
             faults.push(
                 "mesh.foreign needs level 1: at level 2 `do = \"squat\"` starts a sidecar of another mesh".into(),
             );
+        }
+        if self.mesh.warm && self.level == 2 {
+            faults.push("mesh.warm needs level 1: real connections have to be opened".into());
         }
         if self.mesh.foreign + self.mesh.seeds > self.mesh.nodes {
             faults.push(format!("mesh.foreign is {}: the seeds are of this mesh", self.mesh.foreign));

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
@@ -35,10 +35,13 @@ use crate::{
 const ASKS: usize = 256;
 /// Longest time that readiness waits for a seed.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
-/// Between looks at the node for metrics.
+/// Shortest time between looks at the node for metrics. While nothing happens nobody is woken for one: probes do that several
+/// times a second.
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
-/// After a member's state changed; several changes of one moment are one look.
+/// After a member's state changed a look is worth a wake; several changes of one moment are one look.
 const OBSERVE_SOON: Duration = Duration::from_millis(50);
+/// Longest time without a look at the clock.
+const REST: Duration = Duration::from_secs(3600);
 /// Between looks at what the proxy has heard, while a sign of the own network is wanted.
 const CONTROL_EVERY: Duration = Duration::from_millis(100);
 /// What was heard before says nothing of now.
@@ -151,6 +154,7 @@ pub struct Agent {
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
     ended: Option<Ended>,
     observe_at: Mono,
+    observe_soon: Option<Mono>,
     control_at: Mono,
     seeds_until: Mono,
 }
@@ -198,6 +202,7 @@ impl Agent {
             leaving: None,
             ended: None,
             observe_at: Mono::ZERO,
+            observe_soon: None,
             control_at: Mono::ZERO,
             seeds_until: config.clock.mono() + SEEDS_WAIT,
         };
@@ -227,6 +232,7 @@ impl Agent {
     ) -> Ended {
         let mut written = self.written.subscribe();
         let failures = self.telling.failures.clone();
+        let mut alarm = self.net.alarm();
         self.node.handle_timeout(self.now());
         self.carry_out();
         self.note_ready();
@@ -234,7 +240,7 @@ impl Agent {
             if let Some(ended) = self.ended.take() {
                 return ended;
             }
-            let wake = self.wake_at();
+            alarm.set(self.wake_at());
             tokio::select! {
                 biased;
                 () = failures.notified() => self.telling.rung(self.clock.mono()),
@@ -243,12 +249,15 @@ impl Agent {
                     let generation = *written.borrow_and_update();
                     self.feed(Input::Persisted { generation });
                 }
-                Some(ask) = inbox.recv() => self.answer(ask),
+                Some(ask) = inbox.recv() => {
+                    self.answer(ask);
+                    self.observe_in_time();
+                }
                 Some(resolved) = seeds.recv() => {
                     self.feed(Input::Seeds(seeds::addresses(&resolved)));
                     self.seeds = resolved;
                 }
-                () = tokio::time::sleep_until(wake) => self.node.handle_timeout(self.now()),
+                () = alarm.ring() => self.node.handle_timeout(self.now()),
             }
             self.tell_failures();
             self.offer_control();
@@ -271,13 +280,14 @@ impl Agent {
         }
     }
 
-    fn wake_at(&self) -> tokio::time::Instant {
-        let now = tokio::time::Instant::now();
-        let timers = [self.node.poll_timeout(), self.telling.due()].into_iter().flatten();
-        let due = timers.fold(self.observe_at, Mono::min).since(self.clock.mono());
-        let goodbye = self.leaving.as_ref().map(|(_, until)| *until);
-        let compared = self.comparison.as_ref().map(|comparison| comparison.survey.until);
-        [goodbye, compared, self.questions.until()].into_iter().flatten().fold(now + due, Ord::min)
+    fn wake_at(&self) -> Instant {
+        let timers = [self.node.poll_timeout(), self.telling.due(), self.observe_soon].into_iter().flatten();
+        // A node that waits for nothing at all has been refused or has left; what ends it comes by another way.
+        let due = self.clock.instant(timers.min().unwrap_or(self.clock.mono() + REST));
+        let goodbye = self.leaving.as_ref().map(|(_, until)| until.into_std());
+        let compared = self.comparison.as_ref().map(|comparison| comparison.survey.until.into_std());
+        let asked = self.questions.until().map(|until| until.into_std());
+        [goodbye, compared, asked].into_iter().flatten().fold(due, Ord::min)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -321,6 +331,7 @@ impl Agent {
         while let Some(output) = self.node.poll_output() {
             match post::carry(&self.net, output) {
                 Some(ForShell::Publish(table)) => {
+                    self.observe_in_time();
                     self.builder.build(table);
                     self.warn_of_twins();
                 }
@@ -331,12 +342,17 @@ impl Agent {
             }
         }
         let now = self.clock.mono();
-        if now >= self.observe_at {
-            self.observe_at = now + OBSERVE_EVERY;
+        if now >= self.observe_soon.map_or(self.observe_at, |soon| soon.min(self.observe_at)) {
+            (self.observe_at, self.observe_soon) = (now + OBSERVE_EVERY, None);
             self.tidy_signals();
             self.metrics.observe(self.now(), &self.node, &self.net);
             self.metrics.observe_signals(self.telling.signals.counts());
         }
+    }
+
+    /// Something changed that gauges tell of: a look is worth a wake as soon as the last one is old enough.
+    fn observe_in_time(&mut self) {
+        self.observe_soon.get_or_insert(self.observe_at);
     }
 
     /// A generation is used only when it is on disk; of later writes nobody waits for the end.
@@ -364,7 +380,8 @@ impl Agent {
             Event::Member { node, state } => {
                 tracing::info!(%node, ?state, "member");
                 // The gauges tell of it when everything else does.
-                self.observe_at = self.observe_at.min(self.clock.mono() + OBSERVE_SOON);
+                let soon = self.clock.mono() + OBSERVE_SOON;
+                self.observe_soon = Some(self.observe_soon.map_or(soon, |at| at.min(soon)));
             }
             Event::NameTaken { addr } => {
                 tracing::error!(%addr, "another live process has this node's name: this one ends. Give each process its own certificate");

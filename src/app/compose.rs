@@ -63,9 +63,10 @@ pub async fn start(config: Config) -> Result<Sidecar> {
     let stored = state.load();
     let token = Arc::new(admin::token::load_or_create(&config.data_dir)?);
 
-    let socket = net::bind(config.gossip.bind, &quinn::TokioRuntime)
+    let runtime = net::runtime()?;
+    let socket = net::bind(config.gossip.bind, &*runtime)
         .with_context(|| format!("gossip.bind {}: can't bind", config.gossip.bind))?;
-    let net_config = NetConfig::new(identity.clone(), socket, state.reset_key(random()?));
+    let net_config = NetConfig::new(identity.clone(), runtime, socket, state.reset_key(random()?));
     let (events_in, events) = mpsc::channel(EVENTS);
     let (net, bound) = Net::start(net_config, events_in)?;
     let gossip = advertise::address(&config.gossip, bound)?;

@@ -119,10 +119,13 @@ impl Catalog {
         self.settle(Place::Member(node.clone()), statement);
         self.drop_records(&node, member.generation);
         let before = self.members.get_mut(&node);
-        let (alive, left) = before.map_or((None, None), |entry| (entry.alive.take(), entry.left.take()));
+        let (alive, left) = before.map_or((None, None), |entry| {
+            let entry = Arc::make_mut(entry);
+            (entry.alive.take(), entry.left.take())
+        });
         let entry =
             MemberEntry { member, statement: statement.clone(), key: statement.key, facts, alive, left, stale: false };
-        self.members.insert(node.clone(), entry);
+        self.members.insert(node.clone(), Arc::new(entry));
         Merge::News(Change::Member(node))
     }
 
@@ -141,7 +144,7 @@ impl Catalog {
         let node = alive.node;
         self.settle(Place::Alive(node.clone()), statement);
         if let Some(entry) = self.members.get_mut(&node) {
-            entry.alive = Some((alive.generation, alive.incarnation, statement.clone()));
+            Arc::make_mut(entry).alive = Some((alive.generation, alive.incarnation, statement.clone()));
         }
         Merge::News(Change::Alive(node))
     }
@@ -164,7 +167,7 @@ impl Catalog {
         let node = left.node;
         self.settle(Place::Left(node.clone()), statement);
         if let Some(entry) = self.members.get_mut(&node) {
-            entry.left = Some((left.generation, statement.clone()));
+            Arc::make_mut(entry).left = Some((left.generation, statement.clone()));
         }
         Merge::News(Change::Left(node))
     }
@@ -196,7 +199,7 @@ impl Catalog {
         let (owner, id) = (after.owner.clone(), after.id.clone());
         self.settle(Place::Instance(owner.clone(), id.clone()), statement);
         let entry = InstanceEntry { record: after.clone(), statement: statement.clone() };
-        self.instances.entry(owner).insert(id, entry);
+        Arc::make_mut(self.instances.entry(owner)).insert(id, entry);
         Merge::News(Change::Instance { service, before, after })
     }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 /// Values by name.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Named<K, V> {
     /// The order, and where each value is.
     order: BTreeMap<K, usize>,

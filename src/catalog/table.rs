@@ -97,11 +97,11 @@ pub struct Conflict {
     pub member: Member,
 }
 
-/// The replicated tables of one node.
-#[derive(Debug, Default)]
+/// The replicated tables of one node. A clone shares the entries until either changes them.
+#[derive(Debug, Default, Clone)]
 pub struct Catalog {
-    pub(super) members: Named<NodeId, MemberEntry>,
-    pub(super) instances: Named<NodeId, BTreeMap<InstanceId, InstanceEntry>>,
+    pub(super) members: Named<NodeId, Arc<MemberEntry>>,
+    pub(super) instances: Named<NodeId, Arc<BTreeMap<InstanceId, InstanceEntry>>>,
     pub(super) policies: BTreeMap<ServiceName, PolicyEntry>,
     settled: BTreeMap<EntryKey, (u64, Place)>,
     /// What is held, by its hash, as kind and body: most of what gossip brings is held already, and need not be read to find
@@ -165,12 +165,12 @@ impl Catalog {
 
     /// All members known, by node id; this node included.
     pub fn members(&self) -> impl Iterator<Item = (&NodeId, &MemberEntry)> {
-        self.members.iter()
+        self.members.iter().map(|(node, entry)| (node, &**entry))
     }
 
     /// One member.
     pub fn member(&self, node: &NodeId) -> Option<&MemberEntry> {
-        self.members.get(node)
+        self.members.get(node).map(|entry| &**entry)
     }
 
     /// All instance records held, withdrawn ones included, by (owner, id).
@@ -304,17 +304,18 @@ impl Catalog {
 
     /// Instance records of one owner, withdrawn ones included.
     pub fn owned_by(&self, owner: &NodeId) -> impl Iterator<Item = &InstanceEntry> {
-        self.instances.get(owner).into_iter().flat_map(BTreeMap::values)
+        self.instances.get(owner).into_iter().flat_map(|owned| owned.values())
     }
 
     /// A peer confirmed in this run what was known from disk. Whether that was news.
     pub fn confirm(&mut self, node: &NodeId) -> bool {
-        self.members.get_mut(node).is_some_and(|entry| std::mem::take(&mut entry.stale))
+        let stale = self.members.get_mut(node).filter(|entry| entry.stale);
+        stale.is_some_and(|entry| std::mem::take(&mut Arc::make_mut(entry).stale))
     }
 
     /// Marks everything held as known from disk only.
     pub fn mark_stale(&mut self) {
-        self.members.each_mut().for_each(|entry| entry.stale = true);
+        self.members.each_mut().for_each(|entry| Arc::make_mut(entry).stale = true);
     }
 
     /// Drops a member and its records. Policies stay: they belong to the mesh.
@@ -338,11 +339,11 @@ impl Catalog {
             .collect();
         for id in old {
             if let Some(owned) = self.instances.get_mut(owner) {
-                owned.remove(&id);
+                Arc::make_mut(owned).remove(&id);
             }
             self.unsettle(&Place::Instance(owner.clone(), id));
         }
-        if self.instances.get(owner).is_some_and(BTreeMap::is_empty) {
+        if self.instances.get(owner).is_some_and(|owned| owned.is_empty()) {
             self.instances.remove(owner);
         }
     }

@@ -93,7 +93,8 @@ pub(super) fn run(args: &Args, json: bool) -> Result<ExitCode, Failure> {
     }
     let config =
         config::load(args.config.as_deref(), &args.overrides(json))?.map_err(|faults| config::refused(&faults))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(CONTROL_THREADS).enable_all().build();
+    // Gossip, admin and metrics have this thread; data-path threads are `app`'s own. One is enough, and wakes for less.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
     Ok(runtime.block_on(crate::app::run(config, || reread(args, json)))?)
 }
@@ -106,9 +107,6 @@ fn reread(args: &Args, json: bool) -> Result<Config, String> {
         Err(failure) => Err(failure.to_string()),
     }
 }
-
-/// Gossip, admin and metrics, beside the main thread; data-path threads are `app`'s own.
-const CONTROL_THREADS: usize = 1;
 
 #[cfg(test)]
 mod tests {

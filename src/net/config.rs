@@ -98,18 +98,31 @@ pub struct NetConfig {
 }
 
 impl NetConfig {
-    /// On tokio, with default limits.
-    pub fn new(identity: Arc<Identity>, socket: Arc<dyn AsyncUdpSocket>, reset_key: [u8; 32]) -> Self {
+    /// With default limits. `runtime` is [`runtime`]'s, and `socket` was bound with it.
+    pub fn new(
+        identity: Arc<Identity>,
+        runtime: Arc<dyn Runtime>,
+        socket: Arc<dyn AsyncUdpSocket>,
+        reset_key: [u8; 32],
+    ) -> Self {
         Self {
             identity,
             socket,
-            runtime: Arc::new(quinn::TokioRuntime),
+            runtime,
             reset_key,
             limits: NetLimits::default(),
             probe: Arc::new(SystemProbe),
             seed: None,
         }
     }
+}
+
+/// Timers, sockets and tasks of an endpoint; call it inside a tokio runtime.
+pub fn runtime() -> io::Result<Arc<dyn Runtime>> {
+    #[cfg(target_os = "linux")]
+    return Ok(Arc::new(super::frugal::Frugal::new()?));
+    #[cfg(not(target_os = "linux"))]
+    Ok(Arc::new(quinn::TokioRuntime))
 }
 
 /// Binds the UDP socket of a mesh endpoint: both IP versions where `addr` is `[::]`, and as large a receive buffer as the

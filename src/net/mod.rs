@@ -20,6 +20,8 @@ mod accept;
 mod config;
 mod dial;
 mod engine;
+#[cfg(target_os = "linux")]
+mod frugal;
 mod link;
 mod pool;
 mod probe;
@@ -39,10 +41,11 @@ use crate::{
     pki::Identity,
     types::{CertFacts, MeshName, NodeId},
 };
-pub use config::{NetConfig, NetLimits, bind};
+pub use config::{NetConfig, NetLimits, bind, runtime};
 use engine::Engine;
 pub use probe::{RefusalProbe, SystemProbe};
 pub use stats::{Counter, NetStats};
+pub use timer::Alarm;
 
 /// What the network tells the agent.
 #[derive(Debug)]
@@ -232,6 +235,11 @@ impl Net {
     pub fn peers(&self) -> Vec<NodeId> {
         let pool = self.engine.pool();
         pool.peers.iter().filter(|(_, peer)| !peer.links.is_empty()).map(|(node, _)| node.clone()).collect()
+    }
+
+    /// A deadline by the clock of this endpoint.
+    pub fn alarm(&self) -> Alarm {
+        Alarm::new(&*self.engine.runtime)
     }
 
     /// Counters since the start.

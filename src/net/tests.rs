@@ -19,7 +19,7 @@ use quinn::{AsyncUdpSocket, UdpPoller, udp};
 use rustls_pki_types::UnixTime;
 use tokio::sync::mpsc;
 
-use super::{Net, NetConfig, NetEvent, NetLimits, bind};
+use super::{Net, NetConfig, NetEvent, NetLimits, bind, runtime};
 use crate::{
     pki::{Authority, Identity, IdentityParts, LeafRequest},
     types::{MeshName, NodeId, Wall},
@@ -76,9 +76,10 @@ impl Peer {
     }
 
     fn with(identity: Arc<Identity>, addr: SocketAddr, change: impl FnOnce(&mut NetConfig)) -> Self {
-        let socket = bind(addr, &quinn::TokioRuntime).unwrap();
+        let runtime = runtime().unwrap();
+        let socket = bind(addr, &*runtime).unwrap();
         let node = identity.facts().node.clone();
-        let mut config = NetConfig::new(identity, socket, [3; 32]);
+        let mut config = NetConfig::new(identity, runtime, socket, [3; 32]);
         change(&mut config);
         let (sender, events) = mpsc::channel(1024);
         let (net, addr) = Net::start(config, sender).unwrap();
@@ -167,7 +168,7 @@ struct Shuffle {
 
 impl Shuffle {
     fn bind(lose: u64) -> Arc<dyn AsyncUdpSocket> {
-        let inner = bind(LOOPBACK.parse().unwrap(), &quinn::TokioRuntime).unwrap();
+        let inner = bind(LOOPBACK.parse().unwrap(), &*runtime().unwrap()).unwrap();
         Arc::new(Self { inner, sent: AtomicU64::new(0), lose })
     }
 }

@@ -5,10 +5,11 @@
 
 use std::{
     future::{Future, poll_fn},
-    time::Duration,
+    pin::Pin,
+    time::{Duration, Instant},
 };
 
-use quinn::Runtime;
+use quinn::{AsyncTimer, Runtime};
 
 /// The time was up first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,5 +26,32 @@ pub(super) async fn timeout<F: Future>(runtime: &dyn Runtime, span: Duration, fu
     tokio::select! { biased;
         output = future => Ok(output),
         () = sleep(runtime, span) => Err(Elapsed),
+    }
+}
+
+/// One deadline that is moved again and again: cheaper than a timer for each.
+#[derive(Debug)]
+pub struct Alarm {
+    timer: Pin<Box<dyn AsyncTimer>>,
+    at: Instant,
+}
+
+impl Alarm {
+    pub(super) fn new(runtime: &dyn Runtime) -> Self {
+        let at = runtime.now();
+        Self { timer: runtime.new_timer(at), at }
+    }
+
+    /// Moves it; it is due at once until it is moved for the first time.
+    pub fn set(&mut self, at: Instant) {
+        if at != self.at {
+            self.at = at;
+            self.timer.as_mut().reset(at);
+        }
+    }
+
+    /// Waits until it is due. May be given up and begun again.
+    pub async fn ring(&mut self) {
+        poll_fn(|cx| self.timer.as_mut().poll(cx)).await;
     }
 }

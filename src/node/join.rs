@@ -32,6 +32,8 @@ pub(super) struct Seed {
     next: Mono,
     pause: Duration,
     in_flight: bool,
+    /// Who was found there last.
+    node: Option<NodeId>,
     /// It turned out to be this node itself.
     own: bool,
     /// What came of the last try.
@@ -131,7 +133,6 @@ impl Node {
     /// joining, every seed is asked: that it is an active member is then only what the disk says.
     pub(super) fn drive_join(&mut self, now: Now) {
         if self.seed_due().is_some_and(|due| now.mono >= due) {
-            let active: Vec<SocketAddr> = self.active_addrs();
             let due: Vec<SocketAddr> = self
                 .seeds
                 .iter()
@@ -139,7 +140,7 @@ impl Node {
                 .map(|(addr, _)| *addr)
                 .collect();
             for addr in due {
-                if self.phase != Phase::Joining && active.contains(&addr) {
+                if self.phase != Phase::Joining && self.is_active_at(addr) {
                     self.postpone(now, addr);
                 } else {
                     self.try_seed(now, addr);
@@ -182,12 +183,17 @@ impl Node {
         self.seeds.iter().map(state)
     }
 
-    fn active_addrs(&self) -> Vec<SocketAddr> {
-        self.catalog
-            .members()
-            .filter(|(node, _)| self.membership.state(node) == Some(MemberState::Alive))
-            .map(|(_, entry)| entry.member.addr)
-            .collect()
+    /// Whether a seed is an active member. Whoever was found there last is asked after first: the rest of the mesh is many.
+    fn is_active_at(&mut self, addr: SocketAddr) -> bool {
+        let lives = |node: &NodeId| self.membership.state(node) == Some(MemberState::Alive);
+        let is_there = |node: &NodeId| self.catalog.member(node).is_some_and(|entry| entry.member.addr == addr);
+        let Some(seed) = self.seeds.get_mut(&addr) else { return false };
+        if seed.node.as_ref().is_some_and(|node| is_there(node) && lives(node)) {
+            return true;
+        }
+        let mut there = self.catalog.members().filter(|(_, entry)| entry.member.addr == addr);
+        seed.node = there.find(|(node, _)| lives(node)).map(|(node, _)| node.clone());
+        seed.node.is_some()
     }
 
     fn postpone(&mut self, now: Now, addr: SocketAddr) {

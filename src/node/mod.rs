@@ -16,6 +16,7 @@ mod io;
 mod join;
 mod local;
 mod membership;
+mod seasoned;
 mod signals;
 mod stored;
 mod sync;
@@ -48,6 +49,7 @@ pub use local::{InstanceChange, InstanceSpec, OrderError, SHUTDOWN};
 pub use membership::{
     Accuser, Action, FORGET_AFTER, Membership, MembershipConfig, Removal, Story, StoryEvent, Tallies,
 };
+pub use seasoned::Seasoned;
 pub use stored::{Stored, StoredFault};
 
 /// One sidecar, without its sockets.

@@ -340,6 +340,11 @@ impl H2Pool {
         builder
     }
 
+    /// Whether there is no connection.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.borrow().values().all(|entry| entry.shared.borrow().is_empty())
+    }
+
     /// Closes what has been unused too long, and forgets instances that nobody knows any more. Call it about once a second.
     pub(super) fn sweep(&self) {
         let now = self.clock.mono();

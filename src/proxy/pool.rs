@@ -444,6 +444,11 @@ impl Pool {
         }
     }
 
+    /// Whether no connection rests here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.borrow().values().all(|entry| entry.idle.is_empty() && entry.plain.is_empty())
+    }
+
     /// Takes a plain connection back that has nothing unread.
     pub(super) fn give_back_plain(&self, key: usize, mut link: Plain) {
         let mut entries = self.entries.borrow_mut();

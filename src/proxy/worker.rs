@@ -20,9 +20,9 @@ use ring::rand::{SecureRandom, SystemRandom};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     net::TcpListener,
-    sync::watch,
+    sync::{Notify, watch},
     task::{LocalSet, spawn_local},
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -294,6 +294,10 @@ fn lane_header(proxy: &Proxy) -> Result<HeaderName, StartFault> {
 /// Whoever lives longer than a request keeps this.
 pub(super) struct Slot {
     worker: RefCell<Rc<Worker>>,
+    /// There is nothing to sweep, so that is seldom done.
+    rests: Cell<bool>,
+    /// A client has come while that was so.
+    roused: Notify,
 }
 
 impl Slot {
@@ -306,6 +310,12 @@ impl Slot {
         match self.worker().with(config) {
             Ok(worker) => *self.worker.borrow_mut() = Rc::new(worker),
             Err(fault) => tracing::error!("the old settings stay in force: {fault}"),
+        }
+    }
+
+    fn rouse(&self) {
+        if self.rests.replace(false) {
+            self.roused.notify_one();
         }
     }
 }
@@ -436,6 +446,11 @@ impl Worker {
             client.sweep(self, now);
         }
     }
+
+    /// No connection to anybody, so nothing to sweep.
+    fn is_empty(&self) -> bool {
+        self.clients.borrow().is_empty() && self.pool.is_empty() && self.h2_pool.is_empty()
+    }
 }
 
 /// One counted, registered client connection.
@@ -461,27 +476,28 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
     };
     hints::on_this_thread(worker.clients.clone());
     drop(spawn_local(worker.pool.clone().watch()));
-    let slot = Rc::new(Slot { worker: RefCell::new(worker) });
+    let slot = Rc::new(Slot { worker: RefCell::new(worker), rests: Cell::new(false), roused: Notify::new() });
     for (listener, port) in listeners {
         match TcpListener::from_std(listener) {
             Ok(listener) => drop(spawn_local(accept(slot.clone(), listener, port, stop.clone()))),
             Err(error) => tracing::error!(%error, "a listener is lost: this data thread does not serve its port"),
         }
     }
-    let mut ticks = interval(SWEEP);
-    let mut count = 0_u32;
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut sweep_at, mut retire_at) = (Instant::now() + SWEEP, Instant::now() + RETIRE_EVERY);
     while !stop.is_cancelled() {
         tokio::select! {
-            _ = ticks.tick() => {
+            () = sleep_until(sweep_at) => {
                 let worker = slot.worker();
-                let now = worker.clock.mono();
+                let (now, instant) = (worker.clock.mono(), Instant::now());
                 worker.sweep(now);
-                count = count.wrapping_add(1);
-                if index == 0 && count.is_multiple_of(RETIRE_EVERY) {
+                if index == 0 && instant >= retire_at {
+                    retire_at = instant + RETIRE_EVERY;
                     worker.metrics.retire(&worker.view().snapshot, now);
                 }
+                slot.rests.set(worker.is_empty());
+                sweep_at = instant + if slot.rests.get() { RETIRE_EVERY } else { SWEEP };
             }
+            () = slot.roused.notified() => sweep_at = sweep_at.min(Instant::now() + SWEEP),
             // Ends only with `Running`, which stops this thread first.
             Ok(()) = settings.changed() => {
                 let config = settings.borrow_and_update().clone();
@@ -514,6 +530,7 @@ async fn accept(slot: Rc<Slot>, listener: TcpListener, port: Port, stop: Cancell
             Ok((stream, address)) => {
                 let worker = slot.worker();
                 // Counted before the connection's task runs; `Registered` counts down.
+                slot.rouse();
                 let before = worker.shared.connections.fetch_add(1, Relaxed);
                 worker.metrics.client_connections.inc();
                 if before >= worker.max_connections {
@@ -569,5 +586,5 @@ fn first_random() -> u64 {
 
 /// For requests in flight at the very end.
 const LAST_WAIT: Duration = Duration::from_millis(250);
-/// Series of departed instances are looked for every so many sweeps (10 s).
-const RETIRE_EVERY: u32 = 20;
+/// How often series of departed instances are looked for. A thread without any connection wakes for nothing else.
+const RETIRE_EVERY: Duration = Duration::from_secs(10);

@@ -105,3 +105,52 @@ pub fn flip_flop(size: Size, tell: &mut dyn FnMut(Figure)) {
         met: true,
     });
 }
+
+/// One member has a valid certificate and lies: forged deaths, records, generations, replays, garbage.
+pub fn liar(size: Size, tell: &mut dyn FnMut(Figure)) {
+    for nodes in [20, 100].into_iter().filter(|nodes| *nodes <= size.most) {
+        let (mut removed, mut taken, mut named) = (0, 0, 0);
+        let seeds = size.trials.clamp(1, 3);
+        for seed in 0..u64::from(seeds) {
+            let mut scenario = mesh(nodes, 0.0, 150.0);
+            scenario.step.push(step(20.0, Do::Lie, "5", 120.0));
+            scenario.allow.remove("only-owners-words");
+            let mut world = world(scenario, size.seed + seed);
+            let end = world.end();
+            world.advance(end);
+            removed += deaths(&world, |subject| subject != 5);
+            taken += world.findings.all().iter().map(|violation| violation.times).sum::<u64>();
+            let liar = &world.hosts[5].id;
+            named += u32::from(world.record.as_ref().is_some_and(|record| record.named.contains(liar)));
+        }
+        let of = format!(" over {seeds} seeds");
+        tell(none_figure(format!("removed from routing by one liar of {nodes} in 120 s"), removed, &of));
+        tell(none_figure("words of another's that are held and were never said".to_owned(), taken, &of));
+        tell(Figure {
+            what: "runs in which the liar is named in a log line and counted".into(),
+            goal: format!("{seeds}"),
+            ours: format!("{named}"),
+            met: named == seeds,
+        });
+    }
+}
+
+/// What goes over the wire while nothing happens (level 2: real QUIC).
+pub fn bytes(size: Size, tell: &mut dyn FnMut(Figure)) {
+    for nodes in [100, 200].into_iter().filter(|nodes| *nodes <= size.most) {
+        let mut scenario = mesh(nodes, 0.0, 120.0);
+        (scenario.level, scenario.mesh.warm, scenario.mesh.cpu) = (2, false, Some(0.0));
+        let mut world = world(scenario, size.seed);
+        world.advance(seconds(60.0));
+        let sent = |world: &World| world.hosts.iter().map(|host| host.sent.0).sum::<u64>();
+        let before = sent(&world);
+        world.advance(seconds(120.0));
+        let per = (sent(&world) - before) as f64 / 60.0 / f64::from(nodes);
+        tell(Figure {
+            what: format!("bytes a node and second, {nodes} nodes, idle, with headers"),
+            goal: "1000".into(),
+            ours: format!("{per:.0}"),
+            met: per <= 1000.0,
+        });
+    }
+}

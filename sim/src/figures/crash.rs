@@ -13,18 +13,22 @@ const LOSSES: [f64; 3] = [0.0, 0.1, 0.3];
 /// Before the first fault, and between a fault and the next.
 const WARM: f64 = 20.0;
 const EACH: f64 = 40.0;
+/// Where there are so many nodes that a few who are away make no difference, trials overlap.
+const MANY: u32 = 300;
+const EACH_OF_MANY: f64 = 3.0;
 /// How long a member stays away.
 const AWAY: f64 = 20.0;
 
 /// One mesh in which members go and come back in turn.
 fn one_by_one(nodes: u32, loss: f64, size: Size, how: &str) -> (World, Vec<(u32, Time)>) {
-    let trials = if nodes > 300 { size.trials.min(4) } else { size.trials };
-    let mut scenario = mesh(nodes, loss, WARM + EACH * f64::from(trials));
+    let trials = size.trials;
+    let each = if nodes >= MANY { EACH_OF_MANY } else { EACH };
+    let mut scenario = mesh(nodes, loss, WARM + each * f64::from(trials - 1) + AWAY);
     let mut gone = Vec::new();
     for trial in 0..trials {
         // Not the seeds, and not in step with anybody's timers.
         let victim = 3 + (trial * 7) % (nodes - 3);
-        let t = WARM + EACH * f64::from(trial) + 0.037 * f64::from(trial % 11);
+        let t = WARM + each * f64::from(trial) + 0.037 * f64::from(trial % 11);
         scenario.step.push(Step { how: Some(how.into()), ..step(t, Do::Crash, victim, AWAY) });
         gone.push((victim, seconds(t)));
     }

@@ -4,7 +4,9 @@
 //! everybody settles, it comes back, the next one goes. Times are from the fault to the last of all observers, or to the
 //! share of them that is named.
 //!
-//! Not here: bytes on the wire and handshakes (level 1 has no QUIC); CPU and memory (`benches/mesh.rs`).
+//! Meshes of [`WARM_FROM`] nodes and more begin warm where their start is not what is measured: all know each other.
+//!
+//! Not here: CPU and memory (`benches/mesh.rs`).
 
 mod calm;
 mod crash;
@@ -54,31 +56,43 @@ pub struct Case {
     pub name: &'static str,
     /// What it measures.
     pub about: &'static str,
+    /// What else it goes by, together with others.
+    pub group: &'static str,
     /// Measures; hands each figure over as it comes.
     pub run: fn(Size, &mut dyn FnMut(Figure)),
 }
 
 /// All of them.
 pub const CASES: &[Case] = &[
-    Case { name: "killed", about: "a process ends, its host refuses for it", run: crash::killed },
-    Case { name: "silent", about: "a host is gone", run: crash::silent },
-    Case { name: "mass", about: "half of 100 hosts are gone at once", run: crash::mass },
-    Case { name: "paused", about: "one node in ten stands still", run: crash::paused },
-    Case { name: "record", about: "one record changes", run: spread::record },
-    Case { name: "publish", about: "everybody's record changes at once", run: spread::publish },
-    Case { name: "join", about: "one node joins; everybody starts at once", run: spread::join },
-    Case { name: "loss", about: "nothing is wrong but the links", run: calm::loss },
-    Case { name: "starved", about: "some nodes hardly get the processor", run: calm::starved },
-    Case { name: "deaf", about: "a node hears nothing", run: calm::deaf },
-    Case { name: "flip-flop", about: "a node's way out comes and goes", run: calm::flip_flop },
-    Case { name: "partition", about: "halves that meet again", run: heal::partition },
+    membership("killed", "a process ends, its host refuses for it", crash::killed),
+    membership("silent", "a host is gone", crash::silent),
+    membership("mass", "half of 100 hosts are gone at once", crash::mass),
+    membership("paused", "one node in ten stands still", crash::paused),
+    membership("record", "one record changes", spread::record),
+    membership("publish", "everybody's record changes at once", spread::publish),
+    membership("join", "one node joins; everybody starts at once", spread::join),
+    membership("loss", "nothing is wrong but the links", calm::loss),
+    membership("starved", "some nodes hardly get the processor", calm::starved),
+    membership("deaf", "a node hears nothing", calm::deaf),
+    membership("flip-flop", "a node's way out comes and goes", calm::flip_flop),
+    membership("partition", "halves that meet again", heal::partition),
+    membership("liar", "a member with a valid certificate lies", calm::liar),
+    membership("bytes", "what an idle node sends, QUIC and handshakes included", calm::bytes),
     Case {
         name: "signals",
         about: "one of ten instances is sick, with and without failure signals",
+        group: "routing",
         run: signals::sick,
     },
-    Case { name: "lies", about: "sidecars say of well instances that they fail", run: signals::lies },
+    Case { name: "lies", about: "sidecars say of well instances that they fail", group: "routing", run: signals::lies },
 ];
+
+const fn membership(name: &'static str, about: &'static str, run: fn(Size, &mut dyn FnMut(Figure))) -> Case {
+    Case { name, about, group: "membership", run }
+}
+
+/// Meshes of so many nodes begin warm.
+const WARM_FROM: u32 = 100;
 
 /// A mesh without users, of which nothing is demanded but what is measured.
 fn mesh(nodes: u32, loss: f64, seconds: f64) -> Scenario {
@@ -94,6 +108,7 @@ fn mesh(nodes: u32, loss: f64, seconds: f64) -> Scenario {
         step: Vec::new(),
     };
     scenario.mesh.link.loss = loss;
+    scenario.mesh.warm = nodes >= WARM_FROM;
     scenario.allow =
         crate::invariants::names().into_iter().map(|name| (name.to_owned(), "not looked at".to_owned())).collect();
     scenario

@@ -81,6 +81,7 @@ pub fn publish(size: Size, tell: &mut dyn FnMut(Figure)) {
 pub fn join(size: Size, tell: &mut dyn FnMut(Figure)) {
     for nodes in [100, 300, 1000].into_iter().filter(|nodes| *nodes <= size.most) {
         let mut scenario = mesh(nodes, 0.0, 40.0);
+        scenario.mesh.warm = false;
         let mut late = crate::scenario::Step::new(30.0, Do::Join);
         late.count = Some(1);
         scenario.step.push(late);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lanemesh::types::{Health, InstanceId, MemberState, NodeId};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Findings, Invariant};
 use crate::{
@@ -20,11 +20,25 @@ later, or 62 s later where it kept leaving and coming back and its return is hel
 #[derive(Default)]
 pub struct Check {
     differs: BTreeMap<(u32, String), Time>,
+    /// What was looked at and found right, by host.
+    right: FxHashMap<u32, Seen>,
+}
+
+/// What a look depends on: run, catalog, view, and states of members; those are told as they change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    epoch: u32,
+    digest: u64,
+    view: (u64, Option<u64>),
 }
 
 impl Invariant for Check {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn member(&mut self, _: &World, observer: u32, _: u32, _: MemberState, _: &mut Findings) {
+        self.right.remove(&observer);
     }
 
     fn sample(&mut self, world: &World, found: &mut Findings) {
@@ -33,14 +47,29 @@ impl Invariant for Check {
             if !(u64::from(host.index) + second).is_multiple_of(EVERY) {
                 continue;
             }
-            self.look(world, host, found);
+            let seen = host.node.as_ref().map(|node| Seen {
+                epoch: host.epoch,
+                digest: node.catalog().digest(),
+                view: (host.snapshot.version, host.table.as_ref().map(|table| table.version)),
+            });
+            // Now and then all the same: a state might change without a word.
+            let in_turn = (u64::from(host.index) + second / EVERY).is_multiple_of(ANYWAY);
+            if seen.is_some() && self.right.get(&host.index) == seen.as_ref() && !in_turn {
+                continue;
+            }
+            if self.look(world, host, found) {
+                self.right.extend(seen.map(|seen| (host.index, seen)));
+            } else {
+                self.right.remove(&host.index);
+            }
         }
     }
 }
 
 impl Check {
-    fn look(&mut self, world: &World, host: &Host, found: &mut Findings) {
-        let Some(node) = &host.node else { return };
+    /// Whether nothing differs.
+    fn look(&mut self, world: &World, host: &Host, found: &mut Findings) -> bool {
+        let Some(node) = &host.node else { return false };
         let (candidates, mut differs) = (candidates(host), BTreeMap::new());
         for entry in node.catalog().instances() {
             let record = &entry.record;
@@ -74,8 +103,10 @@ impl Check {
             }
             differs.insert(key, since);
         }
+        let right = differs.is_empty();
         self.differs.retain(|(of, _), _| *of != host.index);
         self.differs.extend(differs);
+        right
     }
 }
 
@@ -98,3 +129,4 @@ fn candidates(host: &Host) -> FxHashSet<(&NodeId, &InstanceId)> {
 const GONE: Time = 5 * SECOND;
 const HELD: Time = 62 * SECOND;
 const EVERY: u64 = 5;
+const ANYWAY: u64 = 6;

@@ -28,6 +28,9 @@ impl World {
         let mesh = self.scenario.mesh.clone();
         for host in 0..mesh.nodes {
             self.add_host(None);
+            if mesh.warm && !self.hosts[host as usize].foreign {
+                continue;
+            }
             let at = seconds(self.chance(&[START, u64::from(host)]).unit() * mesh.start);
             self.hosts[host as usize].started = at;
             self.queue.plan(at, Event::Resume(Run { host, epoch: 0 }));
@@ -38,6 +41,9 @@ impl World {
         let calm = self.scenario.step.len() as u32;
         self.queue.plan(seconds(self.scenario.seconds), Event::End(calm));
         self.queue.plan(SECOND, Event::Sample);
+        if mesh.warm {
+            self.start_warm();
+        }
     }
 
     /// A new host, not started. `name` for those that come late.

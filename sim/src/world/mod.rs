@@ -10,6 +10,7 @@ mod oracle;
 mod real;
 mod signals;
 mod traffic;
+mod warm;
 mod wire;
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};

@@ -121,8 +121,14 @@ impl World {
                 });
                 self.end_run(host, Off::NameTaken);
             }
-            NodeEvent::Refused { times, .. } => self.stats.refused += times,
-            NodeEvent::Malformed { times, .. } => self.stats.malformed += times,
+            NodeEvent::Refused { from, times, .. } => {
+                self.stats.refused += times;
+                self.record.iter_mut().for_each(|record| record.named.extend([from.clone()]));
+            }
+            NodeEvent::Malformed { from, times, .. } => {
+                self.stats.malformed += times;
+                self.record.iter_mut().for_each(|record| record.named.extend([from.clone()]));
+            }
             NodeEvent::Report(_) => self.stats.reports += 1,
             NodeEvent::Joined { .. } | NodeEvent::NameClaimed { .. } | NodeEvent::Compared(_) => {}
         }

@@ -139,10 +139,11 @@ async fn called(config: &Config, identity: &Arc<Identity>) -> Vec<SeedInfo> {
 /// An endpoint on a port of its own, that nobody knows.
 fn caller(config: &Config, identity: &Arc<Identity>) -> std::io::Result<Net> {
     let from = SocketAddr::new(config.gossip.bind.ip(), 0);
-    let socket = net::bind(from, &quinn::TokioRuntime)?;
+    let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
+    let socket = net::bind(from, &*runtime)?;
     // Nothing is to survive this process, so the key is nobody's.
     let (events, _) = mpsc::channel(1);
-    Net::start(NetConfig::new(identity.clone(), socket, [0; 32]), events).map(|(net, _)| net)
+    Net::start(NetConfig::new(identity.clone(), runtime, socket, [0; 32]), events).map(|(net, _)| net)
 }
 
 /// What the certificates' faults begin with.

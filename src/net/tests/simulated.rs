@@ -133,8 +133,8 @@ async fn run() -> (Trace, u64) {
     let start = |name: &str, port: u16| {
         let addr = SocketAddr::from(([10, 0, 0, 1], port));
         wire.inboxes.lock().unwrap().insert(addr, Inbox::default());
-        let mut config = NetConfig::new(identity(&authority, name), Arc::new(Port(wire.clone(), addr)), [3; 32]);
-        config.runtime = runtime.clone();
+        let socket = Arc::new(Port(wire.clone(), addr));
+        let mut config = NetConfig::new(identity(&authority, name), runtime.clone(), socket, [3; 32]);
         config.probe = Arc::new(Oracle);
         config.seed = Some([port as u8; 32]);
         config.limits.dial_deadline = Duration::from_secs(10);

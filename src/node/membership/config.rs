@@ -157,7 +157,7 @@ impl MembershipConfig {
 
     /// Who watches a member in a mesh too large for everybody to be in touch with everybody. A node watches as many and is
     /// watched by as many, so this takes up to half of its connections where there are few.
-    pub(super) fn watchers(&self) -> usize {
+    pub(in crate::node) fn watchers(&self) -> usize {
         (self.contacts / 4).clamp(2, MOST_WATCHERS)
     }
 

@@ -35,6 +35,22 @@ impl Membership {
         }
     }
 
+    /// All these are known at once, as after a long time together, to a node that knew nobody. It is nobody's news.
+    pub(in crate::node) fn acquaint<'a>(
+        &mut self,
+        now: Mono,
+        all: impl Iterator<Item = (&'a (NodeId, u64, u16), Option<u32>)>,
+    ) {
+        self.enter(now);
+        self.roster.add_all(all, now);
+        self.watch_anew(now);
+    }
+
+    /// See [`circle::ranks`](super::circle::ranks).
+    pub(in crate::node) fn ranks(names: &[&NodeId]) -> Vec<Vec<u32>> {
+        super::circle::ranks(names)
+    }
+
     /// Takes a member into a higher life. `false` when it is not higher, or this generation has left.
     pub(super) fn take(&mut self, now: Mono, slot: Slot, generation: u64, incarnation: u16) -> bool {
         let member = self.roster.get(slot);

@@ -56,7 +56,7 @@ pub use history::{Accuser, Story, StoryEvent, Tallies};
 pub use removal::Removal;
 
 use self::{
-    circle::Circle,
+    circle::{Circle, Stirred},
     confirm::{Confirms, Why},
     engine::{Effects, Engine, Peer, Probe, ProbePacket},
     history::Happened,
@@ -446,6 +446,7 @@ impl Membership {
             return;
         };
         ping.acked = true;
+        self.timers.put_off_indirect();
         let took = now.since(ping.at);
         if took <= self.config.probe_rtt * 2 {
             self.tallies.answered.0 += 1;
@@ -515,15 +516,16 @@ impl Membership {
 
     /// After somebody came or went in a large mesh: watches those who are this node's to watch now.
     fn watch_anew(&mut self, now: Mono) {
-        if !self.roster.take_stirred() {
-            return;
-        }
-        let wrong = |(slot, member): &(Slot, &roster::Member)| {
-            member.is_active() && member.probed.is_some() != self.roster.is_watched(*slot)
+        let stirred = match self.roster.take_stirred() {
+            Stirred::Nobody => return,
+            Stirred::Some(slots) => slots,
+            Stirred::Everybody => self.roster.iter().map(|(slot, _)| slot).collect(),
         };
-        let wrong: Vec<Slot> = self.roster.iter().filter(wrong).map(|(slot, _)| slot).collect();
-        for slot in wrong {
-            self.probe(now, slot, false);
+        for slot in stirred {
+            let Some(member) = self.roster.find(slot).filter(|member| member.is_active()) else { continue };
+            if member.probed.is_some() != self.roster.is_watched(slot) {
+                self.probe(now, slot, false);
+            }
         }
     }
 

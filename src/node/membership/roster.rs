@@ -56,8 +56,6 @@ pub(super) struct Member {
     pub(super) history: Option<Box<History>>,
     /// The generation that foca probes it at; `None` while it is left to others (`circle`).
     pub(super) probed: Option<u64>,
-    /// In a large mesh: how many others are nearer to it than this node.
-    pub(super) nearer: u32,
     pub(super) hash: u64,
     place: Option<usize>,
     mark: u64,
@@ -143,9 +141,31 @@ impl Roster {
 
     /// Adds an active member that was not known.
     pub(super) fn add(&mut self, name: NodeId, generation: u64, incarnation: u16, now: Mono) -> Slot {
+        let slot = self.enter(name, generation, incarnation, now);
+        self.set_state(slot, MemberState::Alive, now);
+        slot
+    }
+
+    /// Adds active members to a roster that has none but this node.
+    pub(super) fn add_all<'a>(&mut self, all: impl Iterator<Item = (&'a (NodeId, u64, u16), Option<u32>)>, now: Mono) {
+        debug_assert!(self.active.is_empty());
+        let mut ranks = Vec::new();
+        for ((name, generation, incarnation), nearer) in all {
+            let slot = self.enter(name.clone(), *generation, *incarnation, now);
+            self.get_mut(slot).state = MemberState::Alive;
+            self.get_mut(slot).place = Some(self.active.len());
+            self.active.push(slot);
+            self.remark(slot);
+            ranks.push(nearer);
+        }
+        self.came_all(ranks);
+    }
+
+    /// Gives a slot to a member that was not known; it is not active yet.
+    fn enter(&mut self, name: NodeId, generation: u64, incarnation: u16, now: Mono) -> Slot {
         let slot = self.free.pop().unwrap_or(self.members.len() as Slot);
         let member = Member {
-            hash: xxh3_64_with_seed(name.as_str().as_bytes(), NEAREST_SEED),
+            hash: hash(&name),
             name: name.clone(),
             generation,
             incarnation,
@@ -165,7 +185,6 @@ impl Roster {
             again_at: None,
             history: None,
             probed: None,
-            nearer: 0,
             place: None,
             mark: 0,
         };
@@ -176,7 +195,6 @@ impl Roster {
         }
         self.by_name.insert(name.clone(), slot);
         self.names.insert(name, slot);
-        self.set_state(slot, MemberState::Alive, now);
         slot
     }
 
@@ -242,10 +260,15 @@ impl Roster {
                 if let Some(moved) = self.active.get(place).copied() {
                     self.get_mut(moved).place = Some(place);
                 }
-                self.went(slot);
+                self.went(slot, place);
             }
             _ => {}
         }
+    }
+
+    /// Where an active member is in the list.
+    pub(super) fn place_of(&self, slot: Slot) -> Option<usize> {
+        self.get(slot).place
     }
 
     fn remark(&mut self, slot: Slot) {
@@ -290,12 +313,11 @@ impl Roster {
     pub(super) fn nearest(&self, accused: Slot, count: usize) -> Vec<Slot> {
         let target = self.get(accused);
         let life = mix(target.hash, target.incarnation.into());
-        let others = if self.is_large() {
-            self.watchers_of(accused)
+        let mut all: Vec<(u64, Slot)> = if self.is_large() {
+            self.watchers_of(accused).into_iter().map(|slot| (mix(life, self.get(slot).hash), slot)).collect()
         } else {
-            self.active.iter().copied().chain([ME]).filter(|slot| *slot != accused).collect()
+            self.hashes_without(accused).map(|(hash, slot)| (mix(life, hash), slot)).collect()
         };
-        let mut all: Vec<(u64, Slot)> = others.into_iter().map(|slot| (mix(life, self.get(slot).hash), slot)).collect();
         let count = count.min(all.len());
         if count == 0 {
             return Vec::new();
@@ -336,6 +358,11 @@ fn most_of(rng: &mut Pcg64Mcg, all: &[Slot], count: usize, not: Slot) -> Vec<Slo
     }
     all.truncate(count);
     all
+}
+
+/// What decides who is near to whom.
+pub(super) fn hash(name: &NodeId) -> u64 {
+    xxh3_64_with_seed(name.as_str().as_bytes(), NEAREST_SEED)
 }
 
 /// Stirs two hashes into one (the finaliser of MurmurHash3 over both).

@@ -3,7 +3,7 @@
 use std::{net::TcpListener, thread, time::Duration};
 
 use crate::support::{
-    fixture::{Fixture, eventually},
+    fixture::Fixture,
     raw::{Raw, find},
     upstream::{Act, Upstream},
 };
@@ -73,18 +73,19 @@ fn a_fault_behind_plain_requests_is_refused_and_they_are_answered() {
 #[test]
 fn what_cannot_be_parsed_is_explained_whatever_was_answered_before() {
     let up = Upstream::start(|_, _| vec![Act::send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")]);
-    let proxy = Fixture::one(up.addr);
     let absolute = "GET http://orders/ HTTP/1.1\r\nHost: orders\r\n\r\n";
     for (kind, reason) in [
         ("GARBAGE\r\n\r\n", "bad_syntax"),
         ("GET / HTTP/1.1\r\nHost: orders\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "bad_framing"),
     ] {
+        let proxy = Fixture::one(up.addr);
         let mut client = proxy.client();
         // Of the application, and by the way that all others take.
         assert_eq!(client.ask(absolute).header("x-lanemesh-error"), None);
         let refused = client.ask(kind);
         assert_eq!((refused.status, refused.header("x-lanemesh-error")), (400, Some(reason)));
-        eventually("it is in the access log", || proxy.access_log().iter().any(|line| line["error"] == reason));
+        drop(client);
+        assert!(proxy.access_log().iter().any(|line| line["error"] == reason), "{reason} is in the access log");
     }
 }
 
