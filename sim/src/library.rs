@@ -38,6 +38,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("loss-30", include_str!("../scenarios/loss-30.toml")),
     ("mass-loss", include_str!("../scenarios/mass-loss.toml")),
     ("one-way", include_str!("../scenarios/one-way.toml")),
+    ("overload", include_str!("../scenarios/overload.toml")),
     ("partition-120", include_str!("../scenarios/partition-120.toml")),
     ("partition-1h", include_str!("../scenarios/partition-1h.toml")),
     ("partition-30", include_str!("../scenarios/partition-30.toml")),

@@ -32,7 +32,15 @@ impl Invariant for Check {
         let against = world.hosts.iter().filter(|host| {
             host.is_member() && host.index != subject && (troubled(host) || !world.links.open_both(host.index, subject))
         });
-        let liars = world.hosts.iter().filter(|host| host.lies).count();
+        // What was said before somebody stopped lying is still about.
+        let lied = |host: &crate::host::Host| {
+            host.lies
+                || world.faults.iter().any(|fault| {
+                    let act = world.scenario.step[fault.step as usize].act.0;
+                    act == Do::Lie && fault.ended.is_some_and(|ended| ended > since) && fault.touches(host.index)
+                })
+        };
+        let liars = world.hosts.iter().filter(|host| lied(host)).count();
         let recent = world.faults.iter().any(|fault| {
             let act = world.scenario.step[fault.step as usize].act.0;
             // A flip-flop is off half of the time, and its accusations stay.

@@ -3,7 +3,7 @@
 use lanemesh::types::MemberState;
 
 use super::{Findings, Invariant, secs};
-use crate::world::World;
+use crate::{scenario::Do, world::World};
 
 pub const NAME: &str = "unwell-judge-nobody";
 pub const DOC: &str = "A node that stood still within the last 3 s (with the LAN's constants, as below; stopped, starved) does not declare down a member that runs well; \
@@ -34,10 +34,17 @@ impl Invariant for Check {
             && host.island_since + if state == MemberState::Down { bounds.decided } else { bounds.held_back }
                 <= world.now
             && world.hosts.iter().all(|from| from.index == observer || !world.links.open(from.index, observer));
+        // What others, cut off from it a moment ago, said of it is heard by who comes back.
+        let since = world.now.saturating_sub(bounds.held_back);
+        let cut_lately = world.faults.iter().any(|fault| {
+            let act = world.scenario.step[fault.step as usize].act.0;
+            // A flip-flop is off half of the time.
+            let lately = fault.ended.map_or(act == Do::FlipFlop, |ended| ended > since);
+            act.cuts() && lately && fault.touches(subject)
+        });
         // Links that lose most of what is sent are no sign of one's own trouble.
-        if (slow && world.links.base.loss <= 0.05 && !world.links.is_cut() && !world.is_worse(observer, subject))
-            || deaf
-        {
+        let clear = world.links.base.loss <= 0.05 && !world.links.is_cut() && !cut_lately;
+        if (slow && clear && !world.is_worse(observer, subject)) || deaf {
             let why = if deaf { "hears nobody" } else { "stood still" };
             let text = format!(
                 "{} {why} and takes {} for {state:?}, which has run well since {} s",

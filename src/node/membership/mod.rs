@@ -446,7 +446,6 @@ impl Membership {
             return;
         };
         ping.acked = true;
-        self.timers.put_off_indirect();
         let took = now.since(ping.at);
         if took <= self.config.probe_rtt * 2 {
             self.tallies.answered.0 += 1;

@@ -58,22 +58,6 @@ impl Timers {
         self.queue.pop_first().map(|((at, _, _), timer)| (at, timer))
     }
 
-    /// The ack came in time: the end of the direct stage, which foca insists on before its next probe, will find nothing, so
-    /// nobody is woken for it. It comes with the next probe.
-    pub(super) fn put_off_indirect(&mut self) {
-        let indirect = |timer: &Timer| matches!(timer, Timer::Foca(foca::Timer::SendIndirectProbe { .. }));
-        let next = |timer: &Timer| matches!(timer, Timer::Foca(foca::Timer::ProbeRandomMember(_)));
-        let find =
-            |wanted: &dyn Fn(&Timer) -> bool| self.queue.iter().find(|(_, timer)| wanted(timer)).map(|(key, _)| *key);
-        let (Some(stage), Some((at, ..))) = (find(&indirect), find(&next)) else { return };
-        if stage.0 < at
-            && let Some(timer) = self.queue.remove(&stage)
-        {
-            // Its rank puts it before the probe.
-            self.queue.insert((at, stage.1, stage.2), timer);
-        }
-    }
-
     /// Drops foca's timers: its engine was replaced.
     pub(super) fn drop_foca(&mut self) {
         self.queue.retain(|_, timer| !matches!(timer, Timer::Foca(_)));
@@ -83,21 +67,6 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_stage_that_will_find_nothing_comes_with_the_next_probe_and_before_it() {
-        let mut timers = Timers::default();
-        let ms = Duration::from_millis;
-        let probed_id = Peer { slot: 1, generation: 1 };
-        timers.set(Mono::ZERO, ms(300), Timer::Foca(foca::Timer::ProbeRandomMember(0)));
-        timers.put_off_indirect();
-        timers.set(Mono::ZERO, ms(150), Timer::Foca(foca::Timer::SendIndirectProbe { probed_id, token: 0 }));
-        assert_eq!(timers.next(), Some(Mono::from_millis(150)));
-        timers.put_off_indirect();
-        assert_eq!(timers.next(), Some(Mono::from_millis(300)));
-        let first = timers.due(Mono::from_millis(300)).map(|(_, timer)| timer);
-        assert!(matches!(first, Some(Timer::Foca(foca::Timer::SendIndirectProbe { .. }))));
-    }
 
     #[test]
     fn the_indirect_stage_comes_before_the_next_probe_at_the_same_moment() {
