@@ -7,7 +7,8 @@
 //! One file per concern: `worker` (threads and listeners), `client` (one client connection), `forward` (one request), `exchange` (its tries), `target`
 //! (which service), `head` (what routing reads), `headers` (all header rules), `framing` (what hyper's parser hides), `body`, `replay`, `pool`,
 //! `tunnel` (what is no longer HTTP), `errors` (every response that the proxy makes itself), `detect` (HTTP/1.1 or 2), `h2_serve`
-//! and `h2_pool` (HTTP/2 towards clients and instances), `grpc`.
+//! and `h2_pool` (HTTP/2 towards clients and instances), `grpc`. `plain` does all of it for requests without surprises, which nearly
+//! all are, and hands every other one on to these.
 //!
 //! Bodies are streamed both ways with backpressure. Two are held whole so that a failure stays invisible: request bodies of
 //! known length up to 64 KiB (they can be sent again), and responses to safe methods up to 8 KiB (until they are whole,
