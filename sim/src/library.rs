@@ -48,6 +48,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("q03-restarts", include_str!("../scenarios/q03-restarts.toml")),
     ("q04-handshakes-under-loss", include_str!("../scenarios/q04-handshakes-under-loss.toml")),
     ("real-faults", include_str!("../scenarios/real-faults.toml")),
+    ("real-links", include_str!("../scenarios/real-links.toml")),
     ("real-split", include_str!("../scenarios/real-split.toml")),
     ("rolling-deploy", include_str!("../scenarios/rolling-deploy.toml")),
     ("sick-most", include_str!("../scenarios/sick-most.toml")),

@@ -65,6 +65,15 @@ const KEPT: usize = 96;
 /// Longest request line: hyper takes no target of more than 65,534 bytes.
 const LONGEST_LINE: usize = 65_500;
 
+/// Part of a request line.
+#[derive(Debug, Clone, Copy)]
+enum Word {
+    None,
+    Method,
+    /// And the version behind it.
+    Target,
+}
+
 /// The follower of one client connection.
 #[derive(Debug)]
 pub(super) struct Follower {
@@ -72,8 +81,8 @@ pub(super) struct Follower {
     line: [u8; KEPT],
     line_length: usize,
     first_line: bool,
-    /// The request line's method is over.
-    in_target: bool,
+    /// Where in the request line it is.
+    word: Word,
     head_bytes: usize,
     headers: usize,
     length: Option<u64>,
@@ -93,7 +102,7 @@ impl Follower {
             line: [0; KEPT],
             line_length: 0,
             first_line: true,
-            in_target: false,
+            word: Word::None,
             head_bytes: 0,
             headers: 0,
             length: None,
@@ -188,12 +197,16 @@ impl Follower {
 
     /// What of this further part of a request line is behind the method, whose name may have a `#` in it.
     fn target_of<'a>(&mut self, part: &'a [u8]) -> &'a [u8] {
-        if self.in_target {
-            return part;
-        }
-        let Some(space) = part.iter().position(|c| *c == b' ') else { return &[] };
-        self.in_target = true;
-        &part[space..]
+        let begins = match self.word {
+            Word::Target => return part,
+            Word::Method => Some(0),
+            Word::None => part.iter().position(|c| !c.is_ascii_whitespace()),
+        };
+        let Some(begins) = begins else { return &[] };
+        self.word = Word::Method;
+        let Some(length) = part[begins..].iter().position(|c| *c == b' ') else { return &[] };
+        self.word = Word::Target;
+        &part[begins + length..]
     }
 
     /// Whether a head with this further part of a line would be beyond the limits.
@@ -218,7 +231,7 @@ impl Follower {
 
     fn begin_head(&mut self) {
         self.place = Place::Head;
-        (self.first_line, self.in_target) = (true, false);
+        (self.first_line, self.word) = (true, Word::None);
         (self.head_bytes, self.headers, self.lengths, self.encodings) = (0, 0, 0, 0);
         (self.length, self.fault) = (None, None);
     }
@@ -322,6 +335,7 @@ mod tests {
         assert_eq!(follow(b"GET /a#b HTTP/1.1\r\n\r\n", 4).fault(0), Some(Fault::Target));
         for piece in [1, 3, 100] {
             assert_eq!(follow(b"A#B /a HTTP/1.1\r\n\r\n", piece).fault(0), None, "a method may be called that");
+            assert_eq!(follow(b" # \n\n", piece).fault(0), None);
         }
     }
 

@@ -112,8 +112,10 @@ fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) -> Result<(), Reason> 
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Reason::BadTarget)?;
         headers.insert(header::HOST, host);
     }
-    // An empty path is written as `/`, also before a query.
-    let path = uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
+    // An empty path is written as `/`, also before a query; a fragment was cut off, and may have been all there was.
+    // (Of an empty one `as_str` says `/` as well, but a `Uri` made of it has none.)
+    let given = uri.path_and_query().filter(|given| given.as_str() != "/");
+    let path = given.cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/"));
     *uri = Uri::from(path);
     Ok(())
 }
@@ -195,6 +197,7 @@ mod tests {
         let run = |target: &str, hosts: &[&str]| run(target, hosts, Version::HTTP_2);
         let ok = |path: &str, host: &str| Ok(("orders".to_owned(), path.to_owned(), host.to_owned()));
         assert_eq!(run("http://orders/p", &[]), ok("/p", "orders"));
+        assert_eq!(run("http://orders#x", &[]), ok("/", "orders"), "a fragment in place of a path");
         assert_eq!(run("https://orders:443/", &[]), ok("/", "orders:443"));
         assert_eq!(run("http://orders/", &["ORDERS:80"]), ok("/", "orders"));
         assert_eq!(run("/p", &["orders"]), ok("/p", "orders"));

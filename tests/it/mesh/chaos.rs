@@ -1,22 +1,24 @@
 //! Real-process chaos (REQUIREMENTS S5): scenario files of the simulator, played with real sidecars and applications, each
 //! pair in a network namespace of its own behind one switch.
 //!
-//! Ways are cut by `iptables` in the namespace of the side that is not to hear, hosts fall silent by their cable, processes
-//! are stopped and killed by signals. What can't be done here (clocks, disks, delays, liars) is refused by name before
-//! anything starts; so a scenario never seems to have passed what it was not put to.
+//! The switch has the simulator's own links between its ports, so that ways are cut, lose, delay, double and reorder as they do
+//! there; processes are stopped and killed by signals. What can't be done here (clocks, disks, starvation, liars) is refused by
+//! name before anything starts; so a scenario never seems to have passed what it was not put to.
 //!
 //! What must hold: no safe request of a host that no step names fails, and after the last fault everybody sees everybody.
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     process::Command,
+    sync::MutexGuard,
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use lanemesh_sim::{
     chance::Chance,
+    links::{Links, Quality},
     pick::Pick,
     play::play,
     scenario::{Do, Scenario, Step},
@@ -24,7 +26,10 @@ use lanemesh_sim::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::networks::{inside, ip};
+use super::{
+    networks::{inside, ip},
+    switch::Switch,
+};
 use crate::{
     skip::{skip, works},
     support::{
@@ -34,7 +39,11 @@ use crate::{
 };
 
 const FAULTS: &str = include_str!("../../../sim/scenarios/real-faults.toml");
+const SPLIT: &str = include_str!("../../../sim/scenarios/real-split.toml");
+const SLOW_LINKS: &str = include_str!("../../../sim/scenarios/real-links.toml");
 const GOSSIP_PORT: u16 = 7946;
+/// Faults from here on are pulled cables; those before are steps.
+const CABLES: u32 = 1_000;
 
 #[test]
 fn killed_silent_stopped_deaf_and_gone() {
@@ -42,12 +51,59 @@ fn killed_silent_stopped_deaf_and_gone() {
 }
 
 #[test]
+fn lossy_cut_off_and_cut_off_by_turns() {
+    real("lossy_cut_off_and_cut_off_by_turns", SPLIT, 2);
+}
+
+#[test]
+fn far_away_out_of_order_and_twice() {
+    real("far_away_out_of_order_and_twice", SLOW_LINKS, 3);
+}
+
+/// What a link of the switch is told happens to packets on it, and on no other.
+#[test]
+fn the_switch_does_what_its_links_say() {
+    if !may("the_switch_does_what_its_links_say", 4) {
+        return;
+    }
+    let net = Net::new(4, 3);
+    let socket = |at: usize| {
+        let socket = inside(&net.name(at), || UdpSocket::bind((net.address(at), 0)).unwrap());
+        socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+        socket
+    };
+    let [a, b, c] = [0, 1, 2].map(socket);
+    let heard = |from: &UdpSocket, to: &UdpSocket| {
+        let began = Instant::now();
+        from.send_to(b"x", to.local_addr().unwrap()).unwrap();
+        let mut times = Vec::new();
+        while to.recv(&mut [0; 8]).is_ok() {
+            times.push(began.elapsed());
+        }
+        times
+    };
+    for pair in [(&a, &b), (&b, &a), (&a, &c)] {
+        assert_eq!(heard(pair.0, pair.1).len(), 1, "a link without faults");
+    }
+    let late = Quality { delay_ms: 150.0, jitter_ms: 0.0, duplicate: 1.0, ..Quality::default() };
+    net.links().worsen(1, &[0], &[1], late);
+    let times = heard(&a, &b);
+    assert!(times.len() == 2 && times[0] >= Duration::from_millis(150), "{times:?}");
+    assert_eq!(heard(&b, &a).len(), 1, "the way back is another link");
+    net.links().mend(1);
+    net.links().cut(2, &[0], &[1]);
+    assert_eq!((heard(&a, &b).len(), heard(&b, &a).len(), heard(&a, &c).len()), (0, 1, 1));
+    net.links().mend(2);
+    assert_eq!(heard(&a, &b).len(), 1);
+}
+
+#[test]
 fn what_can_not_be_done_here_is_refused_by_name() {
     let text = "name = \"x\"\nseconds = 9\n[[step]]\nt = 1\ndo = \"clock\"\nnodes = \"1\"\nvalue = 5\n\
-                [[step]]\nt = 2\ndo = \"worsen\"\nnodes = \"1\"\n[step.link]\ndelay_ms = 40\n";
+                [[step]]\nt = 2\ndo = \"starve\"\nnodes = \"1\"\nfor = 1\nrun = 0.1\nstop = 0.5\n";
     let refused = unfit(&Scenario::parse(text).unwrap());
     assert_eq!(refused.len(), 2, "{refused:?}");
-    assert!(refused[0].starts_with("step 1: Clock") && refused[1].starts_with("step 2: Worsen"), "{refused:?}");
+    assert!(refused[0].starts_with("step 1: Clock") && refused[1].starts_with("step 2: Starve"), "{refused:?}");
 }
 
 /// What of a scenario can't be done with real processes.
@@ -57,16 +113,8 @@ fn unfit(scenario: &Scenario) -> Vec<String> {
             Do::Crash if step.disk == Some(false) || step.address.as_deref() == Some("new") => {
                 "comes back with its disk and at its address only"
             }
-            Do::Crash | Do::Pause | Do::Leave | Do::OneWay | Do::Partition | Do::FlipFlop => return None,
+            Do::Crash | Do::Pause | Do::Leave | Do::OneWay | Do::Partition | Do::FlipFlop | Do::Worsen => return None,
             Do::Policy | Do::Rollback => return None,
-            Do::Worsen => {
-                let link = step.link.unwrap_or_default();
-                let only_loss = link.delay_ms + link.jitter_ms + link.duplicate + link.reorder == 0.0;
-                if only_loss {
-                    return None;
-                }
-                "the kernel's packet filter loses packets; it does not delay, double or reorder them"
-            }
             _ => "there is no such fault for real processes",
         };
         Some(format!("step {}: {:?}: {why}", at + 1, step.act.0))
@@ -81,19 +129,23 @@ fn real(test: &str, text: &str, number: u8) {
     assert!(refused.is_empty(), "{}: not with real processes: {refused:#?}", scenario.name);
     let simulated = play(&scenario, 1, Default::default());
     assert!(simulated.violations.is_empty(), "in the simulator: {:#?}", simulated.violations);
-    let probe = format!("lanemesh-probe{number}");
-    if !works("ip", &["netns", "add", &probe]) {
-        return skip(test, "run as root on Linux with `ip` (iproute2) installed");
-    }
-    let lossy = "iptables -w -A INPUT -m statistic --mode random --probability 0.1 -j DROP";
-    let filters = works("ip", &[&["netns", "exec", &probe][..], &lossy.split(' ').collect::<Vec<_>>()].concat());
-    ip(&format!("netns del {probe}"));
-    if !filters {
-        return skip(test, "install `iptables`, on a kernel that has its `statistic` match");
+    if !may(test, number) {
+        return;
     }
     let mut stage = Stage::new(&scenario, number);
     stage.play(&scenario);
     stage.settle(&scenario);
+}
+
+/// Whether namespaces can be made here; if not, the test is skipped.
+fn may(test: &str, number: u8) -> bool {
+    let probe = format!("lanemesh-probe{number}");
+    if !works("ip", &["netns", "add", &probe]) {
+        skip(test, "run as root on Linux with `ip` (iproute2) installed");
+        return false;
+    }
+    ip(&format!("netns del {probe}"));
+    true
 }
 
 /// The switch and its hosts; namespaces are removed when dropped.
@@ -111,28 +163,34 @@ struct Stage {
 struct Net {
     number: u8,
     hosts: usize,
+    switch: Option<Switch>,
 }
 
 impl Net {
     fn new(number: u8, hosts: usize) -> Self {
-        let net = Self { number, hosts };
-        let switch = net.switch();
+        let mut net = Self { number, hosts, switch: None };
+        let switch = net.switch_name();
         ip(&format!("netns add {switch}"));
-        ip(&format!("-n {switch} link add br0 type bridge"));
-        ip(&format!("-n {switch} link set br0 up"));
         for at in 0..hosts {
             let host = net.name(at);
             ip(&format!("netns add {host}"));
             ip(&format!("link add v{at} netns {switch} type veth peer name eth0 netns {host}"));
-            ip(&format!("-n {switch} link set v{at} master br0 up"));
+            ip(&format!("-n {switch} link set v{at} up"));
             ip(&format!("-n {host} addr add {}/24 dev eth0", net.address(at)));
+            // One frame is one packet: the switch could not cut what the kernel left in one piece.
+            ip(&format!("-n {host} link set eth0 gso_max_segs 1"));
             ip(&format!("-n {host} link set eth0 up"));
             ip(&format!("-n {host} link set lo up"));
         }
+        let started = inside(&switch, || {
+            let index = |at: usize| nix::net::if_::if_nametoindex(format!("v{at}").as_str()).unwrap();
+            Switch::new(&(0..hosts).map(index).collect::<Vec<_>>(), 1)
+        });
+        net.switch = Some(started.unwrap());
         net
     }
 
-    fn switch(&self) -> String {
+    fn switch_name(&self) -> String {
         format!("lmc{}-{}s", std::process::id(), self.number)
     }
 
@@ -144,21 +202,47 @@ impl Net {
         format!("10.23{}.78.{}", self.number, at + 1).parse().unwrap()
     }
 
-    fn cable(&self, at: usize, up: bool) {
-        ip(&format!("-n {} link set v{at} {}", self.switch(), if up { "up" } else { "down" }));
+    fn links(&self) -> MutexGuard<'_, Links> {
+        self.switch.as_ref().unwrap().links()
     }
 
-    /// Adds (`A`) or takes away (`D`) the rule that `to` does not hear `from`, or hears only a part.
-    fn deafen(&self, rule: char, from: usize, to: usize, loss: Option<f64>) {
-        let (host, source) = (self.name(to), self.address(from));
-        let part = loss.map_or(String::new(), |loss| format!(" -m statistic --mode random --probability {loss}"));
-        ip(&format!("netns exec {host} iptables -w -{rule} INPUT -s {source}{part} -j DROP"));
+    /// A step about links begins, or ends.
+    fn strike(&self, fault: u32, step: &Step, hosts: &[usize], to: &[usize], on: bool) {
+        let [hosts, to] = [hosts, to].map(|hosts| hosts.iter().map(|host| *host as u32).collect::<Vec<_>>());
+        let mut links = self.links();
+        if !on {
+            return links.mend(fault);
+        }
+        if step.act.0 == Do::Worsen {
+            let by = step.link.unwrap_or_default();
+            links.worsen(fault, &hosts, &to, by);
+            let back: Vec<u32> = to.iter().copied().filter(|host| !hosts.contains(host)).collect();
+            return links.worsen(fault, &back, &hosts, by);
+        }
+        links.cut(fault, &hosts, &to);
+        if step.act.0 != Do::OneWay {
+            links.cut(fault, &to, &hosts);
+        }
+    }
+
+    /// Pulls a host's cable, or puts it back.
+    fn cable(&self, at: usize, up: bool) {
+        let (host, fault) = (at as u32, CABLES + at as u32);
+        let others: Vec<u32> = (0..self.hosts as u32).filter(|other| *other != host).collect();
+        let mut links = self.links();
+        if up {
+            links.mend(fault);
+        } else {
+            links.cut(fault, &[host], &others);
+            links.cut(fault, &others, &[host]);
+        }
     }
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        let names = (0..self.hosts).map(|at| self.name(at)).chain([self.switch()]);
+        self.switch = None;
+        let names = (0..self.hosts).map(|at| self.name(at)).chain([self.switch_name()]);
         for name in names {
             let _ = Command::new("ip").args(["netns", "del", &name]).output();
         }
@@ -170,6 +254,7 @@ impl Stage {
     fn new(scenario: &Scenario, number: u8) -> Self {
         let hosts = scenario.mesh.nodes as usize;
         let net = Net::new(number, hosts);
+        net.links().base = scenario.mesh.link;
         let mesh = Mesh::new("prod");
         let seeds: Vec<SocketAddr> =
             (0..scenario.mesh.seeds as usize).map(|at| SocketAddr::new(net.address(at), GOSSIP_PORT)).collect();
@@ -199,8 +284,11 @@ impl Stage {
                 pick.resolve(&there, scenario.mesh.seeds, other, &mut chance)
             };
             let hosts = pick(&step.nodes, &[], Pick::These(vec![0]));
-            let others =
-                if step.act.0.cuts() || step.act.0 == Do::Worsen { Pick::Rest } else { Pick::These(Vec::new()) };
+            let others = match step.act.0 {
+                Do::Worsen => Pick::All,
+                act if act.cuts() => Pick::Rest,
+                _ => Pick::These(Vec::new()),
+            };
             let to = pick(&step.to, &hosts, others);
             let place = |hosts: Vec<u32>| hosts.into_iter().map(|host| host as usize).collect::<Vec<_>>();
             (place(hosts), place(to))
@@ -266,16 +354,7 @@ impl Stage {
                 let signal = if on { Signal::SIGSTOP } else { Signal::SIGCONT };
                 self.pods[*host].signal(signal);
             }),
-            Do::OneWay | Do::Partition | Do::FlipFlop | Do::Worsen => {
-                let loss = step.link.map(|link| link.loss).filter(|_| step.act.0 == Do::Worsen);
-                for (from, to) in hosts.iter().flat_map(|host| to.iter().map(move |to| (*host, *to))) {
-                    let rule = if on { 'A' } else { 'D' };
-                    self.net.deafen(rule, from, to, loss);
-                    if step.act.0 != Do::OneWay {
-                        self.net.deafen(rule, to, from, loss);
-                    }
-                }
-            }
+            Do::OneWay | Do::Partition | Do::FlipFlop | Do::Worsen => self.net.strike(at as u32, step, &hosts, &to, on),
             Do::Policy if on => {
                 let size = (step.value.unwrap_or(0.0) * 100.0) as u64;
                 let body = json!({ "sizes": { "canary": size }, "force": true, "reason": "the scenario" });

@@ -17,5 +17,6 @@ mod restart;
 mod rolling;
 mod route;
 mod signals;
+mod switch;
 mod together;
 mod traffic;
