@@ -1,4 +1,5 @@
-//! The door for `fuzz/`: what looks at bytes of clients, without sockets and without hyper. Only built with `--cfg fuzzing`.
+//! The door for `fuzz/`: what looks at bytes of clients, without sockets and without hyper.
+//! Only built with `--cfg fuzzing`, and for the tests, which play what fuzzing has found worth keeping.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 
@@ -61,5 +62,35 @@ fn head(bytes: &[u8]) {
         for name in ["keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "x-lanemesh-lane", "x-lane"] {
             assert!(!map.contains_key(name), "{name} is left");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The bytes that a line of `fuzz/seeds/` stands for (see `fuzz/seeds.py`).
+    fn plain(line: &str) -> Vec<u8> {
+        let (mut bytes, mut rest) = (Vec::new(), line.bytes());
+        while let Some(byte) = rest.next() {
+            bytes.push(match (byte, (byte == b'\\').then(|| rest.next()).flatten()) {
+                (_, Some(b'n')) => b'\n',
+                (_, Some(b'r')) => b'\r',
+                (_, Some(b'x')) => {
+                    let digits: String = rest.by_ref().take(2).map(char::from).collect();
+                    u8::from_str_radix(&digits, 16).unwrap()
+                }
+                (_, Some(other)) => other,
+                (byte, None) => byte,
+            });
+        }
+        bytes
+    }
+
+    #[test]
+    fn what_fuzzing_found_holds() {
+        let [clients, instances] =
+            [include_str!("../../fuzz/seeds/head.txt"), include_str!("../../fuzz/seeds/answer.txt")];
+        assert!(clients.lines().count() > 100 && instances.lines().count() > 100);
+        clients.lines().for_each(|line| super::client_bytes(&plain(line)));
+        instances.lines().for_each(|line| super::instance_bytes(&plain(line)));
     }
 }

@@ -33,7 +33,7 @@ mod files;
 mod flight;
 mod forward;
 mod framing;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
 pub mod fuzzed;
 mod grpc;
 mod h2_pool;

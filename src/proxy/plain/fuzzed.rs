@@ -1,4 +1,5 @@
-//! The door for `fuzz/` to plain heads and bodies. Only built with `--cfg fuzzing`.
+//! The door for `fuzz/` to plain heads and bodies.
+//! Only built with `--cfg fuzzing`, and for the tests, which play what fuzzing has found worth keeping.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -12,7 +12,7 @@
 mod buffer;
 mod chunks;
 mod date;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
 pub(super) mod fuzzed;
 mod relay;
 mod request;
