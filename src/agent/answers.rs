@@ -191,6 +191,7 @@ impl Agent {
                     None => Some("not-in-view-yet".to_owned()),
                 },
                 failing: if record.owner == *self.node.id() { self.failing.get(&record.id).cloned() } else { None },
+                selected: seen.map(|entry| &entry.record.lane).filter(|lane| **lane != record.lane).cloned(),
             }
         };
         let mut infos: Vec<InstanceInfo> =

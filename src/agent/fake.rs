@@ -191,6 +191,7 @@ impl Fake {
                         stale: false,
                         excluded: None,
                         failing: None,
+                        selected: None,
                     });
                 }
                 drop(back.send(answer));
@@ -357,6 +358,8 @@ fn policy(service: ServiceName, change: &PolicyChange, epoch: u64) -> LanePolicy
         reason: change.reason.clone(),
         set_at: Wall(1_764_475_200_000),
         rules: change.rules.clone().unwrap_or_default(),
+        reserved: change.reserve.clone(),
+        selectors: change.select.clone(),
     }
 }
 
@@ -385,7 +388,8 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         removed: false,
         load: None,
     };
-    InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None, failing: None }
+    let (owner_state, excluded, failing, selected) = (MemberState::Alive, None, None, None);
+    InstanceInfo { record, owner_state, local: true, stale: false, excluded, failing, selected }
 }
 
 fn name(name: &str) -> NodeId {

@@ -66,6 +66,16 @@ pub struct InstanceInfo {
     /// Why the last check of its application failed; known of this sidecar's own instances only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
+    /// The lane that it serves by a selector of its service's policy, where it announces another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selected: Option<Lane>,
+}
+
+impl InstanceInfo {
+    /// The lane that it serves.
+    pub fn lane(&self) -> &Lane {
+        self.selected.as_ref().unwrap_or(&self.record.lane)
+    }
 }
 
 /// An instance to register at run time.

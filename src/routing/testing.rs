@@ -76,6 +76,8 @@ pub(super) fn policy(size: u16) -> LanePolicy {
         reason: String::new(),
         set_at: Wall(0),
         rules: Vec::new(),
+        reserved: BTreeMap::new(),
+        selectors: BTreeMap::new(),
     }
 }
 

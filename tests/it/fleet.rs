@@ -79,6 +79,8 @@ fn policy() -> LanePolicy {
         reason: String::new(),
         set_at: Wall(0),
         rules: Vec::new(),
+        reserved: BTreeMap::new(),
+        selectors: BTreeMap::new(),
     }
 }
 
