@@ -81,6 +81,7 @@ impl Agent {
             Ask::Checked(id, Ok(())) => drop(self.failing.remove(&id)),
             Ask::Checked(id, Err(reason)) => drop(self.failing.insert(id, reason)),
             Ask::Load(id, load) => self.node.set_load(now, &id, load),
+            Ask::LoadByInFlight(id, most) => self.node.set_load_by_in_flight(now, &id, most),
             Ask::Signals(back) => drop(back.send(self.signals())),
             Ask::Rules(rules) => self.builder.set_rules(rules),
             Ask::Shutdown => self.drain_for_shutdown(),

@@ -241,6 +241,7 @@ impl Fake {
             Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
             Ask::Load(id, load) => told.note(format!("load {id} {load:?}")),
+            Ask::LoadByInFlight(id, most) => told.note(format!("load {id} of {most} in flight")),
             Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
                 told.note("leave".into());
@@ -387,6 +388,7 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         updated_at: Wall(1_764_475_200_000),
         removed: false,
         load: None,
+        counted: false,
     };
     let (owner_state, excluded, failing, selected) = (MemberState::Alive, None, None, None);
     InstanceInfo { record, owner_state, local: true, stale: false, excluded, failing, selected }

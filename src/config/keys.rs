@@ -274,6 +274,8 @@ pub(super) const KEYS: &[Key] = keys! {
             "Requests stay in this sidecar's zone while it has enough healthy instances for its part of the lane (what is known \
              of the lane over the number of zones, of which 5/7 are enough), then in its region, then go anywhere. Below that, a share \
              of the keys in proportion stays. The same user may then have another instance in another zone.";
+        "regions" Texts, Is(""),
+            "Requests go to instances of these regions only, whatever happens: for what may not leave them. None named: to any region.";
         "balance" Choice(&["ring", "keyless-least-loaded", "least-loaded"]), Is("ring"),
             "Which instance of its lane a request goes to: by its key's place on the ring; the same, but without a key the one of \
              two with fewer requests in flight from this sidecar; or always that one, for services that keep nothing of their users.";
@@ -347,7 +349,7 @@ pub(super) const KEYS: &[Key] = keys! {
         "tags" Table, Unset("{ rack = \"a7\" }", "none"), "Free labels; a record with all its tags has at most 8192 bytes.";
         "capacity" Whole(1, 4_294_967_295), Unset("500", "not announced"), "Requests a second that it can serve.";
         "load" Text, Is("none"),
-            "How busy the application is, by which its weight follows: while it has more to do than it should, and more than its lane,              it keeps step by step less of it, at least half, and gets it back when there is room. `check`: the health reply says it in the              header x-lanemesh-load, as `0.6`, `60%` or, of `capacity`, `300/s`. `cgroup:DIR`: the kernel counts it, processor time and              memory against their limits. `none`: the weight stays as it is.";
+            "How busy the application is, by which its weight follows: while it has more to do than it should, and more than its lane,              it keeps step by step less of it, at least half, and gets it back when there is room. `check`: the health reply says it in the              header x-lanemesh-load, as `0.6`, `60%` or, of `capacity`, `300/s`. `in-flight:NUMBER`: all sidecars tell how many requests they have in flight there, of so many that it can have at a time. `cgroup:DIR`: the kernel counts it, processor time and              memory against their limits. `none`: the weight stays as it is.";
         "check" Text, Is("tcp"),
             "Health check of the application: `http:/path` (GET answers 200 to 399), `tcp` (a connection is accepted) or \
              `none` (always passing). An instance takes traffic only after it passed.";

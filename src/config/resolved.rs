@@ -216,6 +216,8 @@ pub enum LoadSource {
     Check(Option<u32>),
     /// A control group of version 2: this directory.
     Group(PathBuf),
+    /// Requests that all sidecars have in flight there, of so many that it can have.
+    InFlight(u32),
 }
 
 /// What a check asks.

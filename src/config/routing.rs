@@ -10,7 +10,7 @@ use super::{
     table::Section,
     values::{self, Parsed, format_duration},
 };
-use crate::types::InstanceId;
+use crate::types::{InstanceId, Region};
 
 /// Rules of one service.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +27,8 @@ pub struct Routing {
     pub fallback: Fallback,
     /// Own zone first, then own region (REQUIREMENTS R7).
     pub prefer_zone: bool,
+    /// Requests go to instances of these regions only; empty: of any (REQUIREMENTS R1).
+    pub regions: Vec<Region>,
     /// Which of its candidates a request goes to.
     pub balance: Balance,
     /// Most of this sidecar's requests in flight at one instance, in per cent of its even part; `None` for no bound (R8).
@@ -111,6 +113,7 @@ impl Default for Routing {
             retries_per_second: 1,
             fallback,
             prefer_zone: false,
+            regions: Vec::new(),
             balance: Balance::Ring,
             bounded_load: None,
             most_in_flight: 4_096,
@@ -255,6 +258,7 @@ pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
     }
     set(&mut rules.fallback.fill, s.given(f, "fallback_capacity", values::share));
     set(&mut rules.prefer_zone, s.given(f, "prefer_zone", values::flag));
+    set(&mut rules.regions, s.given(f, "regions", regions));
     set(&mut rules.balance, s.given(f, "balance", balance));
     if let Some(percent) = s.given(f, "bounded_load", |v, k| values::whole(v, k).map(small)) {
         rules.bounded_load = Some(percent);
@@ -298,6 +302,13 @@ fn balance(value: &Value, key: &Key) -> Parsed<Balance> {
         "keyless-least-loaded" => Balance::KeylessLeastLoaded,
         _ => Balance::Ring,
     })
+}
+
+/// Names of regions.
+fn regions(value: &Value, key: &Key) -> Parsed<Vec<Region>> {
+    let read =
+        |text: &str| Region::new(text).map_err(|error| Wrong::new(error.to_string(), "write names, such as \"eu\""));
+    values::texts(value, key)?.into_iter().map(read).collect()
 }
 
 /// `KEY=NUMBER`, each.

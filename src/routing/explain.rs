@@ -304,6 +304,7 @@ impl Exclusion {
     pub const fn words(self) -> &'static str {
         match self {
             Self::OtherEnv => "it belongs to another environment",
+            Self::OtherRegion => "requests from here must not go to its region (regions)",
             Self::Critical => "its own health check fails, or has not passed yet",
             Self::Draining => "it is draining",
             Self::WeightZero => "its weight is 0",

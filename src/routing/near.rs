@@ -52,7 +52,8 @@ impl Range {
 /// Share of the keys that begin in the range: all while its healthy weight is enough for its even part.
 pub(super) fn share(range: Range, here: &Locality, lane: &Lane, instances: &[InstanceEntry]) -> u32 {
     let known = || {
-        let gone = [Exclusion::OtherEnv, Exclusion::OwnerLeft, Exclusion::DuplicateId].map(Some);
+        let gone =
+            [Exclusion::OtherEnv, Exclusion::OtherRegion, Exclusion::OwnerLeft, Exclusion::DuplicateId].map(Some);
         instances.iter().filter(move |entry| entry.record.lane == *lane && !gone.contains(&entry.excluded))
     };
     let weight = |entry: &InstanceEntry| f64::from(entry.record.weight);

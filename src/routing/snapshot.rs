@@ -48,6 +48,8 @@ impl Locality {
 pub enum Exclusion {
     /// Another environment.
     OtherEnv,
+    /// A region that requests from here must not go to (`regions`).
+    OtherRegion,
     /// Its own checks fail, or none has passed yet.
     Critical,
     /// Taken out of rotation.
@@ -69,6 +71,7 @@ impl Exclusion {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::OtherEnv => "other-env",
+            Self::OtherRegion => "other-region",
             Self::Critical => "critical",
             Self::Draining => "draining",
             Self::WeightZero => "weight-zero",

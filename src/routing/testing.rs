@@ -42,6 +42,7 @@ pub(super) fn record(id: &str, lane: &str) -> InstanceRecord {
         updated_at: Wall(0),
         removed: false,
         load: None,
+        counted: false,
     }
 }
 

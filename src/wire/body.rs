@@ -147,7 +147,7 @@ impl Body {
             Kind::Alive => read(raw).map(Self::Alive),
             Kind::Left => read(raw).map(Self::Left),
             Kind::Accusation => read(raw).map(Self::Accusation),
-            Kind::Instance => read_older(raw, 1).map(Self::Instance),
+            Kind::Instance => read_older(raw, 2).map(Self::Instance),
             Kind::Policy => read_older(raw, 3).map(Self::Policy),
             Kind::Signal => read(raw).map(Self::Signal),
         }

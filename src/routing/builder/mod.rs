@@ -134,7 +134,8 @@ impl Builder {
         let lanes = lane_names(compiled.as_deref(), placed.iter().map(|candidate| &candidate.record.lane));
         let loads = cells::loads(lanes.iter(), last_view);
         loads.values().for_each(|load| load.want(rules.bounded_load.is_some()));
-        let mut instances = entries(&placed, &self.locality, self.rules.seed, &loads, last_view);
+        let own = (&self.locality, &*rules);
+        let mut instances = entries(&placed, own, self.rules.seed, &loads, last_view);
         spare_the_last(&mut instances);
         if let Some(last) = last_view {
             cells::follow(&instances, last, &rules, time);
@@ -276,7 +277,7 @@ fn in_its_lane(candidate: &Candidate, policy: Option<&Arc<LanePolicy>>) -> Candi
 
 fn entries(
     candidates: &[Candidate],
-    locality: &Locality,
+    own: (&Locality, &Routing),
     seed: u64,
     loads: &BTreeMap<Lane, Arc<Load>>,
     last: Option<&ServiceView>,
@@ -285,13 +286,12 @@ fn entries(
     // Those whose sidecars went while many did serve only where the service has nobody else: perhaps it is this node that is
     // cut off, and they can be reached.
     let living = |candidate: &&Candidate| {
-        candidate.owner != MemberState::Down
-            && gone(candidate, locality, false).or(out_of_rotation(candidate)).is_none()
+        candidate.owner != MemberState::Down && gone(candidate, own, false).or(out_of_rotation(candidate)).is_none()
     };
     let served = candidates.iter().any(|candidate| living(&candidate));
     let mut entry = |candidate: &Candidate| {
         let record = &candidate.record;
-        let gone = gone(candidate, locality, served);
+        let gone = gone(candidate, own, served);
         let duplicate = gone.is_none() && claimed.as_ref() == Some(&record.id);
         if gone.is_none() {
             claimed = Some(record.id.clone());
@@ -323,9 +323,12 @@ fn spare_the_last(instances: &mut [InstanceEntry]) {
 
 /// Facts by which an instance does not exist here: it then leaves its id to others. `served`: the service has somebody who
 /// lives.
-fn gone(candidate: &Candidate, locality: &Locality, served: bool) -> Option<Exclusion> {
+fn gone(candidate: &Candidate, (here, rules): (&Locality, &Routing), served: bool) -> Option<Exclusion> {
     match candidate.owner {
-        _ if candidate.record.env != locality.env && !Planted::ForeignEnv.is_on() => Some(Exclusion::OtherEnv),
+        _ if candidate.record.env != here.env && !Planted::ForeignEnv.is_on() => Some(Exclusion::OtherEnv),
+        _ if !rules.regions.is_empty() && !rules.regions.contains(&candidate.record.region) => {
+            Some(Exclusion::OtherRegion)
+        }
         MemberState::Left | MemberState::Down if Planted::KeepDead.is_on() => None,
         MemberState::Left => Some(Exclusion::OwnerLeft),
         MemberState::Down if served || !candidate.stale => Some(Exclusion::OwnerDown),
@@ -357,7 +360,8 @@ fn why_empty(lane: &Lane, instances: &[InstanceEntry]) -> FallbackReason {
         match entry.excluded {
             Some(Exclusion::Critical | Exclusion::OwnerDown | Exclusion::Flapping) => return FallbackReason::Unhealthy,
             Some(Exclusion::Draining | Exclusion::WeightZero) => reason = FallbackReason::Draining,
-            Some(Exclusion::OtherEnv | Exclusion::OwnerLeft | Exclusion::DuplicateId) | None => {}
+            Some(Exclusion::OtherEnv | Exclusion::OtherRegion | Exclusion::OwnerLeft | Exclusion::DuplicateId)
+            | None => {}
         }
     }
     reason

@@ -389,3 +389,24 @@ fn a_selector_takes_instances_for_their_version() {
     let off = LanePolicy { off: true, ..selecting(policy(0)) };
     assert_eq!(lanes(&builder.build(&with_policy(table, off), NOW).0), [5, 1]);
 }
+
+/// R1: what may not leave its region does not, also when nobody else is left.
+#[test]
+fn requests_keep_to_the_regions_that_are_named() {
+    let mut table = fleet(4, 0);
+    edit(&mut table, "a2", |record| record.region = crate::types::Region::new("us").unwrap());
+    edit(&mut table, "a3", |record| record.region = crate::types::Region::new("ap").unwrap());
+    let keeping = |table: &CandidateTable, names: &[&str]| {
+        let regions = names.iter().map(|name| crate::types::Region::new(name).unwrap()).collect();
+        let routing = Routing { regions, prefer_zone: true, ..Routing::default() };
+        Builder::with(locality(), Rules::new(0, routing.into(), &BTreeMap::new())).build(table, NOW).0
+    };
+    let left_out = |snapshot: &Snapshot| (0..4).map(|at| excluded(snapshot, &format!("a{at}"))).collect::<Vec<_>>();
+    let other = Some(Exclusion::OtherRegion);
+    assert_eq!(left_out(&keeping(&table, &["eu", "us"])), [None, None, None, other]);
+    assert_eq!(left_out(&keeping(&table, &[])), [None; 4]);
+    (0..2).for_each(|at| edit(&mut table, &format!("a{at}"), |record| record.health = Health::Critical));
+    let snapshot = keeping(&table, &["eu"]);
+    let service = snapshot.service("orders").unwrap();
+    assert_eq!(choose(&snapshot, service, &get("u1"), NOW).instance, None);
+}

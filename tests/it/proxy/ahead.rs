@@ -59,7 +59,7 @@ fn as_many_as_are_allowed_and_none_where_that_is_none() {
         let old = Upstream::ok("old");
         let new: Vec<Upstream> = (0..5).map(|_| Upstream::ok("new")).collect();
         let first = Instance::new("old", old.addr);
-        let mut proxy = Fixture::with(&[first.clone()], &[], |config| config.proxy.connect_ahead = most);
+        let mut proxy = Fixture::with(std::slice::from_ref(&first), &[], |config| config.proxy.connect_ahead = most);
         proxy.get("u1");
         let all: Vec<Instance> = [first]
             .into_iter()

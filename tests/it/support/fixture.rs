@@ -53,6 +53,7 @@ impl Instance {
             updated_at: Wall(0),
             removed: false,
             load: None,
+            counted: false,
         })
     }
 
