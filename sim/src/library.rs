@@ -24,6 +24,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("clock-drift", include_str!("../scenarios/clock-drift.toml")),
     ("clock-jump", include_str!("../scenarios/clock-jump.toml")),
     ("crash", include_str!("../scenarios/crash.toml")),
+    ("dead-canary", include_str!("../scenarios/dead-canary.toml")),
     ("disks", include_str!("../scenarios/disks.toml")),
     ("drain", include_str!("../scenarios/drain.toml")),
     ("flapping-app", include_str!("../scenarios/flapping-app.toml")),
@@ -58,6 +59,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("slow-machines", include_str!("../scenarios/slow-machines.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-third", include_str!("../scenarios/slow-third.toml")),
+    ("testers", include_str!("../scenarios/testers.toml")),
     ("two", include_str!("../scenarios/two.toml")),
     ("zone-loss", include_str!("../scenarios/zone-loss.toml")),
 ];

@@ -188,7 +188,8 @@ pub enum Do {
     Weigh,
     /// Restarts the applications of `service` one after another with `version`, `every` seconds.
     Roll,
-    /// Sets the canary lane of `service` to `value` per cent, asked of the first of `nodes`.
+    /// Sets the canary lane of `service` to `value` per cent, asked of the first of `nodes`. `how`: `testers` sends those who ask with
+    /// the testers' header there whatever their bucket, `no-testers` takes that rule away.
     Policy,
     /// Rolls `service` back, asked of the first of `nodes`.
     Rollback,
@@ -480,7 +481,7 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Withdraw => (&["nodes"], &["for"], &[]),
         Do::Weigh => (&["nodes", "value"], &["for"], &[]),
         Do::Roll => (&["service", "version", "every"], &[], &[]),
-        Do::Policy => (&["service", "value"], &["nodes"], &[]),
+        Do::Policy => (&["service", "value"], &["nodes", "how"], &["testers", "no-testers"]),
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
         Do::Slow => (&["nodes", "value"], &["for"], &[]),

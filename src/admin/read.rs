@@ -119,10 +119,10 @@ pub(super) async fn instances(
 ) -> Answer<Vec<InstanceInfo>> {
     let filter = query(filter)?;
     let mut instances = state.handle.instances().await?;
-    instances.retain(|InstanceInfo { record, .. }| {
-        filter.service.as_ref().is_none_or(|service| *service == record.service)
-            && filter.lane.as_ref().is_none_or(|lane| *lane == record.lane)
-            && filter.node.as_ref().is_none_or(|node| *node == record.owner)
+    instances.retain(|info| {
+        filter.service.as_ref().is_none_or(|service| *service == info.record.service)
+            && filter.lane.as_ref().is_none_or(|lane| lane == info.lane())
+            && filter.node.as_ref().is_none_or(|node| *node == info.record.owner)
     });
     Ok(Json(instances))
 }

@@ -81,6 +81,7 @@ impl Agent {
             Ask::Checked(id, Ok(())) => drop(self.failing.remove(&id)),
             Ask::Checked(id, Err(reason)) => drop(self.failing.insert(id, reason)),
             Ask::Load(id, load) => self.node.set_load(now, &id, load),
+            Ask::LoadByInFlight(id, most) => self.node.set_load_by_in_flight(now, &id, most),
             Ask::Signals(back) => drop(back.send(self.signals())),
             Ask::Rules(rules) => self.builder.set_rules(rules),
             Ask::Shutdown => self.drain_for_shutdown(),
@@ -191,6 +192,7 @@ impl Agent {
                     None => Some("not-in-view-yet".to_owned()),
                 },
                 failing: if record.owner == *self.node.id() { self.failing.get(&record.id).cloned() } else { None },
+                selected: seen.map(|entry| &entry.record.lane).filter(|lane| **lane != record.lane).cloned(),
             }
         };
         let mut infos: Vec<InstanceInfo> =

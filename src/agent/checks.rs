@@ -9,7 +9,7 @@ use super::{CommandError, run::Agent};
 use crate::{
     config::request_id_in,
     lanes::PolicyChange,
-    types::{InstanceId, InstanceRecord, Lane, MemberState, NodeId, ServiceName},
+    types::{InstanceId, InstanceRecord, Lane, MemberState, NodeId, Selectors, ServiceName, selected},
 };
 
 impl Agent {
@@ -39,9 +39,17 @@ impl Agent {
             CommandError::NotFound(text) => CommandError::NotFound(format!("{text}; --force sets it all the same")),
             other => other,
         })?;
-        let served: BTreeSet<&Lane> =
-            self.announced().filter(|record| &record.service == service).map(|record| &record.lane).collect();
         let held = self.node.catalog().policy(service).map(|entry| entry.policy.clone());
+        let then = change.select.clone();
+        let selectors = held.iter().flat_map(|policy| policy.selectors.clone()).chain(then).collect();
+        let served = self.lanes_with(service, &selectors);
+        if !change.select.is_empty() && !served.contains(&Lane::stable()) && !served.is_empty() {
+            return Err(CommandError::Refused(format!(
+                "the selectors would take every instance of `{service}` from stable (lanes then: {}): its users would \
+                 fail; --force sets it all the same",
+                listed(&served.iter().collect())
+            )));
+        }
         let size = |lane: &Lane| held.as_ref().and_then(|policy| policy.lanes.get(lane)).map_or(0, |rule| rule.size);
         let grown = change.sizes.iter().filter(|(lane, to)| **to > size(lane)).map(|(lane, _)| lane);
         let listed_lanes = change.allow.iter().filter(|(_, subjects)| !subjects.is_empty()).map(|(lane, _)| lane);
@@ -51,9 +59,15 @@ impl Agent {
             Some(lane) => Err(CommandError::Refused(format!(
                 "no instance of `{service}` serves lane `{lane}` (lanes there: {}): its users would fall back or fail; \
                  --force sets it all the same",
-                listed(&served)
+                listed(&served.iter().collect())
             ))),
         }
+    }
+
+    /// The lanes that a service's instances serve under these selectors.
+    fn lanes_with(&self, service: &ServiceName, selectors: &Selectors) -> BTreeSet<Lane> {
+        let of_service = self.announced().filter(|record| &record.service == service);
+        of_service.map(|record| selected(selectors, record).unwrap_or(&record.lane).clone()).collect()
     }
 
     /// The living member that announces an instance of this id already.

@@ -191,6 +191,7 @@ impl Fake {
                         stale: false,
                         excluded: None,
                         failing: None,
+                        selected: None,
                     });
                 }
                 drop(back.send(answer));
@@ -240,6 +241,7 @@ impl Fake {
             Ask::Rules(_) => told.note("rules".into()),
             Ask::Health(id, health) => told.note(format!("health {id} {health:?}")),
             Ask::Load(id, load) => told.note(format!("load {id} {load:?}")),
+            Ask::LoadByInFlight(id, most) => told.note(format!("load {id} of {most} in flight")),
             Ask::Shutdown => told.note("shutdown".into()),
             Ask::Leave(back) => {
                 told.note("leave".into());
@@ -357,6 +359,8 @@ fn policy(service: ServiceName, change: &PolicyChange, epoch: u64) -> LanePolicy
         reason: change.reason.clone(),
         set_at: Wall(1_764_475_200_000),
         rules: change.rules.clone().unwrap_or_default(),
+        reserved: change.reserve.clone(),
+        selectors: change.select.clone(),
     }
 }
 
@@ -384,8 +388,10 @@ pub(crate) fn instance(name: &str, lane: &str, version: &str, port: u16) -> Inst
         updated_at: Wall(1_764_475_200_000),
         removed: false,
         load: None,
+        counted: false,
     };
-    InstanceInfo { record, owner_state: MemberState::Alive, local: true, stale: false, excluded: None, failing: None }
+    let (owner_state, excluded, failing, selected) = (MemberState::Alive, None, None, None);
+    InstanceInfo { record, owner_state, local: true, stale: false, excluded, failing, selected }
 }
 
 fn name(name: &str) -> NodeId {

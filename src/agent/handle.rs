@@ -66,6 +66,16 @@ pub struct InstanceInfo {
     /// Why the last check of its application failed; known of this sidecar's own instances only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
+    /// The lane that it serves by a selector of its service's policy, where it announces another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selected: Option<Lane>,
+}
+
+impl InstanceInfo {
+    /// The lane that it serves.
+    pub fn lane(&self) -> &Lane {
+        self.selected.as_ref().unwrap_or(&self.record.lane)
+    }
 }
 
 /// An instance to register at run time.
@@ -211,6 +221,8 @@ pub(super) enum Ask {
     Health(InstanceId, Health),
     Checked(InstanceId, Result<(), String>),
     Load(InstanceId, Option<f64>),
+    /// Its load is told by its requests in flight, of which it can have so many.
+    LoadByInFlight(InstanceId, u32),
     Shutdown,
     Signals(oneshot::Sender<SignalsReport>),
     Rules(Rules),
@@ -366,6 +378,11 @@ impl Handle {
     /// A check measured how busy an instance is (1.0: as much as it can do), or it says nothing of that any more.
     pub async fn load(&self, id: InstanceId, load: Option<f64>) -> Result<(), CommandError> {
         self.asks.send(Ask::Load(id, load)).await.map_err(|_| CommandError::Unavailable)
+    }
+
+    /// An instance's load is to be told by its requests in flight, of which it can have so many.
+    pub async fn load_by_in_flight(&self, id: InstanceId, most: u32) -> Result<(), CommandError> {
+        self.asks.send(Ask::LoadByInFlight(id, most)).await.map_err(|_| CommandError::Unavailable)
     }
 
     /// Takes everything out of rotation because the process ends; not kept over a restart.

@@ -10,6 +10,7 @@ mod diagnostics;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;
+mod in_flight;
 mod metrics;
 mod post;
 mod questions;

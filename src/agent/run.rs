@@ -14,6 +14,7 @@ use super::{
     NodeInfo, StateDir,
     compare::Comparison,
     handle::{Ask, Handle},
+    in_flight::InFlightTold,
     metrics::MeshMetrics,
     post::{self, ForPeople, ForShell},
     questions::Questions,
@@ -150,6 +151,7 @@ pub struct Agent {
     writing: u64,
     pub(super) builder: views::Builder,
     pub(super) telling: Telling,
+    pub(super) in_flight_told: InFlightTold,
     metrics: Arc<MeshMetrics>,
     leaving: Option<(Vec<oneshot::Sender<()>>, tokio::time::Instant)>,
     ended: Option<Ended>,
@@ -198,6 +200,7 @@ impl Agent {
             writing: 0,
             builder,
             telling,
+            in_flight_told: InFlightTold::default(),
             metrics: config.metrics,
             leaving: None,
             ended: None,
@@ -345,6 +348,7 @@ impl Agent {
         if now >= self.observe_soon.map_or(self.observe_at, |soon| soon.min(self.observe_at)) {
             (self.observe_at, self.observe_soon) = (now + OBSERVE_EVERY, None);
             self.tidy_signals();
+            self.tell_in_flight();
             self.metrics.observe(self.now(), &self.node, &self.net);
             self.metrics.observe_signals(self.telling.signals.counts());
         }

@@ -58,6 +58,7 @@ fn record(owner: &str, id: &str, generation: u64, sequence: u64) -> InstanceReco
         updated_at: Wall(sequence),
         removed: sequence % 5 == 4,
         load: None,
+        counted: false,
     }
 }
 

@@ -202,7 +202,7 @@ pub(super) fn render(instances: &[InstanceInfo]) -> String {
             record.id.to_string(),
             owner,
             record.authority(),
-            record.lane.to_string(),
+            info.selected.as_ref().map_or_else(|| record.lane.to_string(), |lane| format!("{lane} (selected)")),
             record.version.to_string(),
             weight(record),
             format!("{}{stale}", health(record.health)),

@@ -15,7 +15,7 @@ use crate::{
     agent::{PolicyChange, PolicyInfo},
     types::{
         AnonymousRule, BasisPoints, BucketScheme, EmptyLane, EmptyLaneRule, Lane, LanePolicy, LaneRule, MatchRule,
-        ServiceName, SubjectSource,
+        Selectors, ServiceName, SubjectSource, Trait,
     },
 };
 
@@ -50,6 +50,17 @@ struct Set {
     /// Share of the lane `canary`: `5%`, `0.25%` or `525bp`
     #[arg(long, value_name = "SHARE", value_parser = values::share)]
     canary: Option<BasisPoints>,
+    /// Most that a lane may have in this experiment, such as `canary=20%`: those buckets stay free for it, its share can't pass
+    /// them; `0%` takes the reserve away; may be repeated
+    #[arg(long = "reserve", value_name = "LANE=SHARE", value_parser = values::lane_share)]
+    reserve: Vec<(Lane, BasisPoints)>,
+    /// Instances that serve a lane for their version and tags, whatever lane they announce; all traits must hold. Traits:
+    /// version:NAME, tag:NAME=VALUE; `VALUE*` is a beginning. Replaces what was set for the lane; may be repeated
+    #[arg(long = "select", value_name = "LANE:TRAIT,...", value_parser = values::selector)]
+    select: Vec<(Lane, Vec<Trait>)>,
+    /// Only instances that announce the lane serve it; may be repeated
+    #[arg(long = "unselect", value_name = "LANE", value_parser = Lane::new)]
+    unselect: Vec<Lane>,
     /// Subjects that always go to a lane; may be repeated
     #[arg(long, value_name = "LANE:SUBJECT,...", value_parser = values::lane_list)]
     allow: Vec<(Lane, Vec<String>)>,
@@ -185,8 +196,12 @@ impl Set {
                 return Err(Failure::new(Exit::Usage, format!("lane `{lane}` is given two shares")));
             }
         }
+        let mut select: Selectors = self.unselect.iter().map(|lane| (lane.clone(), Vec::new())).collect();
+        select.extend(self.select.iter().cloned());
         Ok(PolicyChange {
             sizes,
+            reserve: self.reserve.iter().cloned().collect(),
+            select,
             allow: merged(&self.allow),
             deny: merged(&self.deny),
             unlist: merged(&self.unlist),
@@ -289,7 +304,29 @@ fn details(policy: &LanePolicy, shares: Option<&BTreeMap<Lane, u32>>) -> String 
             ),
         ),
     ]);
-    format!("{head}\n{}{}", lanes(policy, shares), rules(policy))
+    format!("{head}\n{}{}{}", lanes(policy, shares), rules(policy), selectors(policy))
+}
+
+/// Instances that serve a lane without announcing it; nothing when there are none.
+fn selectors(policy: &LanePolicy) -> String {
+    if policy.selectors.is_empty() {
+        return String::new();
+    }
+    let row = |(lane, traits): (&Lane, &Vec<Trait>)| {
+        let traits: Vec<String> = traits.iter().map(ToString::to_string).collect();
+        vec![lane.to_string(), traits.join(", ")]
+    };
+    format!("\n{}", table(&["LANE", "SERVED ALSO BY INSTANCES WITH"], policy.selectors.iter().map(row).collect(), ""))
+}
+
+/// Those it has, and those that are kept free for it.
+fn buckets(policy: &LanePolicy, lane: &Lane, rule: &LaneRule) -> String {
+    let range = |size: BasisPoints| format!("{} to {}", rule.start, u32::from(rule.start) + u32::from(size) - 1);
+    let has = if rule.size == 0 { "none".to_owned() } else { range(rule.size) };
+    match policy.reserved.get(lane) {
+        Some(most) if *most > 0 => format!("{has} of {}", range(*most)),
+        _ => has,
+    }
 }
 
 /// In the order in which they are looked at; nothing when there are none.
@@ -322,14 +359,14 @@ fn lanes(policy: &LanePolicy, shares: Option<&BTreeMap<Lane, u32>>) -> String {
     // A lane without share, lists and rules is as if it were not there.
     let said = |lane: &Lane, rule: &LaneRule| {
         let ruled = policy.rules.iter().any(|rule| rule.lane == *lane);
-        rule.size > 0 || !rule.allow.is_empty() || !rule.deny.is_empty() || ruled
+        let kept = policy.room(lane) > 0 || policy.selectors.contains_key(lane);
+        kept || !rule.allow.is_empty() || !rule.deny.is_empty() || ruled
     };
     for (lane, rule) in policy.lanes.iter().filter(|(lane, rule)| said(lane, rule)) {
-        let end = u32::from(rule.start) + u32::from(rule.size);
         rows.push(vec![
             lane.to_string(),
             share(rule.size),
-            if rule.size == 0 { "none".to_owned() } else { format!("{} to {}", rule.start, end - 1) },
+            buckets(policy, lane, rule),
             sampled(lane),
             first_few(rule.allow.iter(), MOST_SUBJECTS),
             first_few(rule.deny.iter(), MOST_SUBJECTS),

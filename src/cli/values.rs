@@ -1,6 +1,6 @@
 //! What people type for shares, lanes with lists, subjects and tags. Every error shows what would be right.
 
-use crate::types::{BasisPoints, Lane, MatchRule, ServiceName, SubjectPart, SubjectSource};
+use crate::types::{BasisPoints, Lane, MatchRule, ServiceName, SubjectPart, SubjectSource, Trait};
 
 /// `5%`, `5.25%` or `525bp`: a share of all subjects in basis points, 0 to 10000. Integers only inside: nothing is rounded.
 pub fn share(text: &str) -> Result<BasisPoints, String> {
@@ -87,6 +87,15 @@ pub fn rule(text: &str) -> Result<MatchRule, String> {
     Ok(MatchRule { lane, when: when.map_err(|error: crate::types::ConditionError| error.to_string())? })
 }
 
+/// `canary:version:v2*,tag:track=beta`.
+pub fn selector(text: &str) -> Result<(Lane, Vec<Trait>), String> {
+    let wrong = || format!("`{text}`: write `LANE:TRAIT,TRAIT`, as in `canary:version:v2*,tag:track=beta`");
+    let (lane, traits) = text.split_once(':').ok_or_else(wrong)?;
+    let lane = Lane::new(lane).map_err(|error| error.to_string())?;
+    let traits: Result<_, _> = traits.split(',').map(str::parse).collect();
+    Ok((lane, traits.map_err(|error: crate::types::ConditionError| error.to_string())?))
+}
+
 /// `30s`, `10m`, `1h`.
 pub fn span(text: &str) -> Result<std::time::Duration, String> {
     crate::config::parse_duration(text)
@@ -164,7 +173,7 @@ mod tests {
 
         #[test]
         fn nothing_that_is_typed_panics(text in "\\PC*") {
-            let _ = (share(&text), lane_share(&text), lane_list(&text), subject(&text), tag(&text), rule(&text), header(&text));
+            let _ = (share(&text), lane_share(&text), lane_list(&text), subject(&text), tag(&text), rule(&text), selector(&text), header(&text));
         }
     }
 
@@ -185,6 +194,16 @@ mod tests {
         assert_eq!(show_subject(&source), "header:x-user-id,cookie:uid");
         for text in ["", "x-user-id", "header:", "header:a b", "cookie:", "cookie:a=b", "query:u", "header:a,"] {
             assert!(subject(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn selectors_are_a_lane_and_traits() {
+        let (lane, traits) = selector("canary:version:v2*,tag:track=beta").unwrap();
+        let traits: Vec<String> = traits.iter().map(ToString::to_string).collect();
+        assert_eq!((lane.as_str(), traits.join(" ").as_str()), ("canary", "version:v2* tag:track=beta"));
+        for (text, cure) in [("canary", "LANE:TRAIT"), ("canary:", "version:NAME"), ("canary:v2", "version:NAME")] {
+            assert!(selector(text).unwrap_err().contains(cure), "{text}");
         }
     }
 

@@ -185,6 +185,9 @@ pub(super) const KEYS: &[Key] = keys! {
         "max_requests_per_instance" Whole(1, 1_000_000), Is("4096"),
             "Most requests (tunnels among them) under way from this sidecar at one instance. A full instance is passed over; when \
              all of the lane are full, the answer is 503 at once.";
+        "connect_ahead" Whole(0, 1_000), Is("16"),
+            "When instances come into rotation, each data thread opens a connection to so many of them, if it has lately kept one to \
+             another instance of the service: their first users do not wait for handshakes. 0: none.";
         "max_replay_bytes" Whole(0, 1_048_576), Is("65536"),
             "Largest request body of known length that is kept, so that the request can be sent again. Larger ones are streamed, \
              and such a request is not repeated once a byte was sent.";
@@ -262,10 +265,17 @@ pub(super) const KEYS: &[Key] = keys! {
         "fallback_per_second" Whole(0, 4_294_967_295), Unset("200", "any number"),
             "Most requests a second that leave their lane, so that a dead canary does not drown stable. Further ones are answered \
              503, fallback_limit.";
+        "fallback_capacity" Share, Is("0.8"),
+            "Requests that leave their lane may fill the one in its place up to this share of what its instances announce as `capacity`, \
+             beside its own. Counted are both lanes' capacity and `load` from before (who tells no load uses half). With room for \
+             some of the lane's users only, it is always the same who find it; the others are answered 503, fallback_limit, or \
+             stay where they are if their lane is merely sick. No limit where an instance of either lane announces no capacity.";
         "prefer_zone" Flag, Is("false"),
             "Requests stay in this sidecar's zone while it has enough healthy instances for its part of the lane (what is known \
              of the lane over the number of zones, of which 5/7 are enough), then in its region, then go anywhere. Below that, a share \
              of the keys in proportion stays. The same user may then have another instance in another zone.";
+        "regions" Texts, Is(""),
+            "Requests go to instances of these regions only, whatever happens: for what may not leave them. None named: to any region.";
         "balance" Choice(&["ring", "keyless-least-loaded", "least-loaded"]), Is("ring"),
             "Which instance of its lane a request goes to: by its key's place on the ring; the same, but without a key the one of \
              two with fewer requests in flight from this sidecar; or always that one, for services that keep nothing of their users.";
@@ -275,6 +285,11 @@ pub(super) const KEYS: &[Key] = keys! {
         "spread" Texts, Is(""),
             "Keys that are too much for one instance, each with a number, such as \"tenant-7=4\": its requests are spread over the first \
              so many (2 to 64) instances of its failover order.";
+        "pin" Texts, Is(""),
+            "Keys that belong to named instances, such as \"tenant-7=orders-3\" or \"tenant-7=orders-3+orders-4\": its requests go to \
+             the first of them that takes any, in the ring's order, and only then on in failover order. Lanes are kept: where none of \
+             them serves the request's lane, the key is an ordinary one. Give every sidecar the same; a key that is spread as well is \
+             spread over these first.";
         "spread_above" Whole(1, 1_000_000), Unset("500", "no key"),
             "A key with more requests a second than this, at this sidecar, is spread as well, until some seconds after.";
         "spread_over" Whole(2, 64), Is("4"), "Over how many instances keys above spread_above are spread.";
@@ -334,7 +349,7 @@ pub(super) const KEYS: &[Key] = keys! {
         "tags" Table, Unset("{ rack = \"a7\" }", "none"), "Free labels; a record with all its tags has at most 8192 bytes.";
         "capacity" Whole(1, 4_294_967_295), Unset("500", "not announced"), "Requests a second that it can serve.";
         "load" Text, Is("none"),
-            "How busy the application is, by which its weight follows: while it has more to do than it should, and more than its lane,              it keeps step by step less of it, at least half, and gets it back when there is room. `check`: the health reply says it in the              header x-lanemesh-load, as `0.6`, `60%` or, of `capacity`, `300/s`. `cgroup:DIR`: the kernel counts it, processor time and              memory against their limits. `none`: the weight stays as it is.";
+            "How busy the application is, by which its weight follows: while it has more to do than it should, and more than its lane,              it keeps step by step less of it, at least half, and gets it back when there is room. `check`: the health reply says it in the              header x-lanemesh-load, as `0.6`, `60%` or, of `capacity`, `300/s`. `in-flight:NUMBER`: all sidecars tell how many requests they have in flight there, of so many that it can have at a time. `cgroup:DIR`: the kernel counts it, processor time and              memory against their limits. `none`: the weight stays as it is.";
         "check" Text, Is("tcp"),
             "Health check of the application: `http:/path` (GET answers 200 to 399), `tcp` (a connection is accepted) or \
              `none` (always passing). An instance takes traffic only after it passed.";

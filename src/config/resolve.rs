@@ -139,6 +139,7 @@ fn proxy(top: &Entries, f: &mut Faults) -> Proxy {
         max_headers: small(s.value(f, "max_headers", values::whole)),
         max_connections: small(s.value(f, "max_connections", values::whole)),
         max_requests_per_instance: small(s.value(f, "max_requests_per_instance", values::whole)),
+        connect_ahead: small(s.value(f, "connect_ahead", values::whole)),
         max_replay_bytes: s.value(f, "max_replay_bytes", values::whole),
         h2_max_streams: small(s.value(f, "h2_max_streams", values::whole)),
         max_retries: small(s.value(f, "max_retries", values::whole)),

@@ -106,6 +106,8 @@ pub struct Proxy {
     pub max_connections: usize,
     /// Most requests under way at one instance.
     pub max_requests_per_instance: usize,
+    /// Most connections that a data thread opens ahead at a time, one to each instance that comes into rotation.
+    pub connect_ahead: usize,
     /// Largest request body kept to be sent again.
     pub max_replay_bytes: u64,
     /// Most concurrent streams of an HTTP/2 client connection.
@@ -214,6 +216,8 @@ pub enum LoadSource {
     Check(Option<u32>),
     /// A control group of version 2: this directory.
     Group(PathBuf),
+    /// Requests that all sidecars have in flight there, of so many that it can have.
+    InFlight(u32),
 }
 
 /// What a check asks.

@@ -10,6 +10,7 @@ use super::{
     table::Section,
     values::{self, Parsed, format_duration},
 };
+use crate::types::{InstanceId, Region};
 
 /// Rules of one service.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +27,8 @@ pub struct Routing {
     pub fallback: Fallback,
     /// Own zone first, then own region (REQUIREMENTS R7).
     pub prefer_zone: bool,
+    /// Requests go to instances of these regions only; empty: of any (REQUIREMENTS R1).
+    pub regions: Vec<Region>,
     /// Which of its candidates a request goes to.
     pub balance: Balance,
     /// Most of this sidecar's requests in flight at one instance, in per cent of its even part; `None` for no bound (R8).
@@ -34,6 +37,8 @@ pub struct Routing {
     pub most_in_flight: u32,
     /// Keys that are spread, and over how many instances each.
     pub spread: Vec<(String, u8)>,
+    /// Keys that are pinned, and the instances that each has before all others.
+    pub pin: Vec<(String, Vec<InstanceId>)>,
     /// A key with more requests a second is spread too; `None` for none.
     pub spread_above: Option<u32>,
     /// Over how many instances.
@@ -55,7 +60,7 @@ pub enum Balance {
 }
 
 /// When requests leave a lane that cannot serve them, as far as the service's policy lets them (REQUIREMENTS L7).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fallback {
     /// The lane has no instance.
     pub absent: bool,
@@ -71,6 +76,8 @@ pub struct Fallback {
     pub hold: Duration,
     /// Most such requests a second; `None` for any number.
     pub per_second: Option<u32>,
+    /// Share of its announced capacity up to which they may fill the lane that takes them.
+    pub fill: f64,
 }
 
 impl Default for Routing {
@@ -97,7 +104,7 @@ impl Default for Routing {
         };
         let hold = Duration::from_secs(5);
         let (absent, unhealthy, draining, sick, saturated) = (true, true, true, true, false);
-        let fallback = Fallback { absent, unhealthy, draining, sick, saturated, hold, per_second: None };
+        let fallback = Fallback { absent, unhealthy, draining, sick, saturated, hold, per_second: None, fill: 0.8 };
         let slow_start = Duration::from_secs(10);
         Self {
             breaker,
@@ -106,10 +113,12 @@ impl Default for Routing {
             retries_per_second: 1,
             fallback,
             prefer_zone: false,
+            regions: Vec::new(),
             balance: Balance::Ring,
             bounded_load: None,
             most_in_flight: 4_096,
             spread: Vec::new(),
+            pin: Vec::new(),
             spread_above: None,
             spread_over: 4,
             signals: true,
@@ -244,15 +253,18 @@ pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
         rules.fallback.per_second = Some(per_second);
     }
     if let Some(on) = s.given(f, "fallback_on", fallback_on) {
-        let Fallback { hold, per_second, .. } = rules.fallback;
-        rules.fallback = Fallback { hold, per_second, ..on };
+        let Fallback { hold, per_second, fill, .. } = rules.fallback;
+        rules.fallback = Fallback { hold, per_second, fill, ..on };
     }
+    set(&mut rules.fallback.fill, s.given(f, "fallback_capacity", values::share));
     set(&mut rules.prefer_zone, s.given(f, "prefer_zone", values::flag));
+    set(&mut rules.regions, s.given(f, "regions", regions));
     set(&mut rules.balance, s.given(f, "balance", balance));
     if let Some(percent) = s.given(f, "bounded_load", |v, k| values::whole(v, k).map(small)) {
         rules.bounded_load = Some(percent);
     }
     set(&mut rules.spread, s.given(f, "spread", spread));
+    set(&mut rules.pin, s.given(f, "pin", pin));
     if let Some(above) = s.given(f, "spread_above", |v, k| values::whole(v, k).map(small)) {
         rules.spread_above = Some(above);
     }
@@ -292,6 +304,13 @@ fn balance(value: &Value, key: &Key) -> Parsed<Balance> {
     })
 }
 
+/// Names of regions.
+fn regions(value: &Value, key: &Key) -> Parsed<Vec<Region>> {
+    let read =
+        |text: &str| Region::new(text).map_err(|error| Wrong::new(error.to_string(), "write names, such as \"eu\""));
+    values::texts(value, key)?.into_iter().map(read).collect()
+}
+
 /// `KEY=NUMBER`, each.
 fn spread(value: &Value, key: &Key) -> Parsed<Vec<(String, u8)>> {
     let one = |text: &str| {
@@ -309,13 +328,35 @@ fn spread(value: &Value, key: &Key) -> Parsed<Vec<(String, u8)>> {
     values::texts(value, key)?.into_iter().map(read).collect()
 }
 
+/// `KEY=INSTANCE` or `KEY=INSTANCE+INSTANCE`, each.
+fn pin(value: &Value, key: &Key) -> Parsed<Vec<(String, Vec<InstanceId>)>> {
+    let one = |text: &str| {
+        let (name, named) = text.rsplit_once('=')?;
+        let named: Vec<InstanceId> = named.split('+').map(|id| id.trim().parse().ok()).collect::<Option<_>>()?;
+        (!name.trim().is_empty() && named.len() <= MOST_PINNED).then(|| (name.trim().to_owned(), named))
+    };
+    let read = |text: &str| {
+        one(text).ok_or_else(|| {
+            let shown: String = text.chars().take(40).collect();
+            let cure = format!(
+                "write KEY=INSTANCE, or up to {MOST_PINNED} of them as KEY=INSTANCE+INSTANCE, such as \"tenant-7=orders-3\""
+            );
+            Wrong::new(format!("`{shown}` does not pin a key to instances"), cure)
+        })
+    };
+    values::texts(value, key)?.into_iter().map(read).collect()
+}
+
+/// Most instances that a key is pinned to.
+const MOST_PINNED: usize = 16;
 /// Most instances that a key is spread over.
 const MOST_SPREAD: u8 = 64;
 
 /// The causes; the rest is not read.
 fn fallback_on(value: &Value, key: &Key) -> Parsed<Fallback> {
     let (absent, unhealthy, draining, sick, saturated) = (false, false, false, false, false);
-    let mut on = Fallback { absent, unhealthy, draining, sick, saturated, hold: Duration::ZERO, per_second: None };
+    let (hold, per_second, fill) = (Duration::ZERO, None, 0.0);
+    let mut on = Fallback { absent, unhealthy, draining, sick, saturated, hold, per_second, fill };
     for text in values::texts(value, key)? {
         match text {
             "absent" => on.absent = true,

@@ -106,7 +106,7 @@ proptest! {
                 owner: NodeId::new("n").unwrap(), generation: 1, sequence: 0, id: InstanceId::new("i").unwrap(),
                 service: i.service, host: i.host.unwrap(), port: i.port, protocol: i.protocol, env: config.env, region: config.region,
                 zone: config.zone, version: i.version, lane: Lane::stable(), weight: i.weight, health: Default::default(), drain: None,
-                tags: i.tags, capacity: i.capacity, updated_at: Wall(0), removed: false, load: None,
+                tags: i.tags, capacity: i.capacity, updated_at: Wall(0), removed: false, load: None, counted: false,
             };
             prop_assert_eq!(record.check(), Ok(()));
         }

@@ -76,21 +76,29 @@ pub fn parse_check(text: &str) -> Result<CheckKind, String> {
     Ok(CheckKind::Http(path.to_owned()))
 }
 
-/// `none`, `check` or `cgroup:DIR`. The error says so.
+/// `none`, `check`, `in-flight:NUMBER` or `cgroup:DIR`. The error says so.
 pub(super) fn parse_load(text: &str, capacity: Option<u32>) -> Result<LoadSource, String> {
-    const ALLOWED: &str = "write \"none\", \"check\" or \"cgroup:/sys/fs/cgroup/...\"";
+    const ALLOWED: &str = "write \"none\", \"check\", \"in-flight:50\" or \"cgroup:/sys/fs/cgroup/...\"";
     match text {
         "none" => return Ok(LoadSource::None),
         "check" => return Ok(LoadSource::Check(capacity)),
         _ => {}
     }
     let shown: String = text.chars().take(80).collect();
+    if let Some(most) = text.strip_prefix("in-flight:") {
+        let most = most.trim().parse().ok().filter(|most| (1..=MOST_IN_FLIGHT).contains(most));
+        let wrong = || format!("`{shown}` needs a number from 1 to {MOST_IN_FLIGHT}; {ALLOWED}");
+        return most.map(LoadSource::InFlight).ok_or_else(wrong);
+    }
     match text.strip_prefix("cgroup:") {
         Some(dir) if dir.starts_with('/') => Ok(LoadSource::Group(dir.into())),
         Some(_) => Err(format!("`{shown}` needs the whole path of a directory; {ALLOWED}")),
         None => Err(format!("`{shown}` is no source of load; {ALLOWED}")),
     }
 }
+
+/// More requests in flight than this no instance has.
+const MOST_IN_FLIGHT: u32 = 1_000_000;
 
 /// `header:NAME` or `cookie:NAME`, several of them joined. Header names come back in lower case. The error says what to write.
 pub fn parse_subject(parts: &[&str]) -> Result<SubjectSource, String> {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{
     AnonymousRule, BucketScheme, Condition, EmptyLaneRule, Lane, LanePolicy, LaneRule, MatchRule, Planted, PolicyFault,
-    PolicyVersion, ServiceName, SubjectSource, Wall,
+    PolicyVersion, Selectors, ServiceName, SubjectSource, Wall,
 };
 
 /// Points by which a lane may grow without `force` and a reason, in basis points.
@@ -18,6 +18,11 @@ pub const UNFORCED_RAISE: u16 = 2000;
 pub struct PolicyChange {
     /// Lane to size in basis points. A new lane starts after the last range. Takes a policy that was off into force again.
     pub sizes: BTreeMap<Lane, u16>,
+    /// Most basis points that a lane may ever have in this experiment: nobody else gets those buckets. 0: no reserve.
+    pub reserve: BTreeMap<Lane, u16>,
+    /// Instances that serve a lane for their version and tags, whatever lane they announce, in place of what was set for that lane.
+    /// Empty: only those that announce it.
+    pub select: Selectors,
     /// Subjects to add to a lane's allow-list.
     pub allow: BTreeMap<Lane, Vec<String>>,
     /// Subjects to add to a lane's deny-list.
@@ -96,6 +101,8 @@ fn first(service: &ServiceName) -> LanePolicy {
         reason: String::new(),
         set_at: Wall(0),
         rules: Vec::new(),
+        reserved: BTreeMap::new(),
+        selectors: BTreeMap::new(),
     }
 }
 
@@ -132,6 +139,10 @@ impl PolicyChange {
         self.apply_settings(&mut policy);
         self.apply_lists(&mut policy);
         self.apply_rules(&mut policy)?;
+        self.apply_selectors(&mut policy);
+        for (lane, most) in &self.reserve {
+            reserve(&mut policy, lane, *most)?;
+        }
         for (lane, size) in &self.sizes {
             self.resize(&mut policy, lane, *size)?;
         }
@@ -195,6 +206,17 @@ impl PolicyChange {
         Ok(())
     }
 
+    fn apply_selectors(&self, policy: &mut LanePolicy) {
+        for (lane, traits) in &self.select {
+            if traits.is_empty() {
+                policy.selectors.remove(lane);
+            } else {
+                policy.lanes.entry(lane.clone()).or_default();
+                policy.selectors.insert(lane.clone(), traits.clone());
+            }
+        }
+    }
+
     fn is_meant(&self) -> bool {
         self.force && !self.reason.trim().is_empty()
     }
@@ -207,27 +229,51 @@ impl PolicyChange {
         if raise > UNFORCED_RAISE && !self.is_meant() {
             return Err(ChangeFault::BigRaise { lane: lane.clone(), by: raise.div_ceil(100) });
         }
-        let others = || policy.lanes.iter().filter(|(other, rule)| *other != lane && rule.size > 0);
         let before = match Planted::RaiseMoves.is_on() {
             true => LaneRule { start: (before.start + before.size).min(10_000 - size), ..before },
             false => before,
         };
-        let fresh = before.size == 0 && before.start == 0;
+        let room = policy.reserved.get(lane).copied().unwrap_or(0).max(size);
         let start =
-            if fresh { others().map(|(_, rule)| rule.start + rule.size).max().unwrap_or(0) } else { before.start };
-        let end = u32::from(start) + u32::from(size);
-        let blocked =
-            others().find(|(_, rule)| u32::from(rule.start) >= u32::from(start) && u32::from(rule.start) < end);
-        let no_room = |why: String| ChangeFault::NoRoom { lane: lane.clone(), size, why };
-        if let Some((other, rule)) = blocked.filter(|_| size > 0) {
-            return Err(no_room(format!("lane `{other}` begins at bucket {}", rule.start)));
-        }
-        if end > 10_000 {
-            return Err(no_room(format!("it starts at bucket {start}, and there are 10000")));
-        }
+            place(policy, lane, &before, room).map_err(|why| ChangeFault::NoRoom { lane: lane.clone(), size, why })?;
         policy.lanes.insert(lane.clone(), LaneRule { start, size, ..before });
         Ok(())
     }
+}
+
+/// Keeps buckets free for a lane. Nobody moves by it.
+fn reserve(policy: &mut LanePolicy, lane: &Lane, most: u16) -> Result<(), ChangeFault> {
+    let rule = policy.lanes.get(lane).cloned().unwrap_or_default();
+    if most == 0 {
+        policy.reserved.remove(lane);
+        return Ok(());
+    }
+    let start = place(policy, lane, &rule, most.max(rule.size)).map_err(|why| ChangeFault::NoRoom {
+        lane: lane.clone(),
+        size: most,
+        why,
+    })?;
+    policy.lanes.insert(lane.clone(), LaneRule { start, ..rule });
+    policy.reserved.insert(lane.clone(), most);
+    Ok(())
+}
+
+/// Where a lane begins that is to have so much room: where it began before; after the last one when it had no buckets yet. Why it can't
+/// have them, otherwise.
+fn place(policy: &LanePolicy, lane: &Lane, before: &LaneRule, room: u16) -> Result<u16, String> {
+    let others = || policy.lanes.iter().filter(|(other, _)| *other != lane && policy.room(other) > 0);
+    let fresh = policy.room(lane) == 0 && before.start == 0;
+    let after = |(other, rule): (&Lane, &LaneRule)| rule.start.saturating_add(policy.room(other));
+    let start = if fresh { others().map(after).max().unwrap_or(0) } else { before.start };
+    let end = u32::from(start) + u32::from(room);
+    let blocked = others().find(|(_, rule)| u32::from(rule.start) >= u32::from(start) && u32::from(rule.start) < end);
+    if let Some((other, rule)) = blocked.filter(|_| room > 0) {
+        return Err(format!("lane `{other}` begins at bucket {}", rule.start));
+    }
+    if end > 10_000 {
+        return Err(format!("it starts at bucket {start}, and there are 10000"));
+    }
+    Ok(start)
 }
 
 /// Everybody to stable, effective against anything that had not seen this: the epoch rises, lists are cleared.
@@ -257,6 +303,8 @@ fn clear(policy: &mut LanePolicy) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn service() -> ServiceName {
@@ -322,6 +370,86 @@ mod tests {
         assert_eq!(b.lanes[&beta].start, 500);
         let error = sized(600).apply(&service(), Some(&b), "n1", Wall(3)).unwrap_err();
         assert!(error.to_string().contains("`beta` begins at bucket 500"), "{error}");
+    }
+
+    fn reserving(lane: &str, most: u16, size: u16) -> PolicyChange {
+        let lane = Lane::new(lane).unwrap();
+        let sizes = [(lane.clone(), size)].into();
+        PolicyChange { reserve: [(lane, most)].into(), sizes, ..PolicyChange::default() }
+    }
+
+    #[test]
+    fn what_is_reserved_stays_free_and_is_never_passed() {
+        let a = reserving("canary", 2_000, 500).apply(&service(), None, "n1", Wall(1)).unwrap();
+        let beta = Lane::new("beta").unwrap();
+        let small = PolicyChange { sizes: [(beta.clone(), 300)].into(), ..PolicyChange::default() };
+        let b = small.apply(&service(), Some(&a), "n1", Wall(2)).unwrap();
+        assert_eq!((b.lanes[&beta].start, b.lanes[&canary()].start), (2_000, 0), "after what canary may have");
+        let c = sized(2_000).apply(&service(), Some(&b), "n1", Wall(3)).unwrap();
+        assert_eq!(c.lanes[&canary()].size, 2_000);
+        let error = sized(2_001).apply(&service(), Some(&c), "n1", Wall(4)).unwrap_err().to_string();
+        assert!(error.contains("`beta` begins at bucket 2000"), "{error}");
+        let error = sized(700).apply(
+            &service(),
+            Some(&reserving("canary", 600, 0).apply(&service(), None, "n1", Wall(1)).unwrap()),
+            "n1",
+            Wall(4),
+        );
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("600 are reserved") && error.contains("--reserve canary=700bp"), "{error}");
+        let error = reserving("canary", 300, 500).apply(&service(), None, "n1", Wall(5)).unwrap_err().to_string();
+        assert!(error.contains("300 are reserved"), "{error}");
+        let back = rollback(&service(), Some(&c), "n1", "", Wall(6));
+        assert_eq!(back.reserved, c.reserved, "the experiment goes on as it was laid out");
+        back.check().unwrap();
+        let freed = reserving("canary", 0, 100).apply(&service(), Some(&c), "n1", Wall(7)).unwrap();
+        assert!(freed.reserved.is_empty() && freed.lanes[&canary()].size == 100);
+    }
+
+    #[test]
+    fn selectors_are_set_by_lane_and_outlive_a_rollback() {
+        let of = |traits: &[&str]| PolicyChange {
+            select: [(canary(), traits.iter().map(|text| text.parse().unwrap()).collect())].into(),
+            ..PolicyChange::default()
+        };
+        let a = of(&["version:v2*"]).apply(&service(), None, "n1", Wall(1)).unwrap();
+        assert!(a.lanes.contains_key(&canary()), "the lane comes with its selector");
+        assert_eq!(sized(500).apply(&service(), Some(&a), "n1", Wall(2)).unwrap().selectors, a.selectors);
+        assert_eq!(rollback(&service(), Some(&a), "n1", "", Wall(2)).selectors, a.selectors);
+        assert!(of(&[]).apply(&service(), Some(&a), "n1", Wall(2)).unwrap().selectors.is_empty());
+        let many = vec!["tag:a"; crate::types::MAX_TRAITS + 1];
+        assert!(matches!(
+            of(&many).apply(&service(), None, "n1", Wall(1)),
+            Err(ChangeFault::Policy(PolicyFault::TooMany { .. }))
+        ));
+    }
+
+    proptest! {
+        /// Whatever is asked for in whatever order: what is carried out leaves every lane where it began, no two share a bucket, and
+        /// none passes its reserve.
+        #[test]
+        fn lanes_stay_where_they_begin(orders in prop::collection::vec((0_usize..4, prop::option::of(0_u16..4_000), prop::option::of(0_u16..4_000)), 1..30)) {
+            let mut held: Option<LanePolicy> = None;
+            for (at, (lane, most, size)) in orders.into_iter().enumerate() {
+                let lane = Lane::new(["a", "b", "c", "d"][lane]).unwrap();
+                let change = PolicyChange {
+                    reserve: most.map(|most| (lane.clone(), most)).into_iter().collect(),
+                    sizes: size.map(|size| (lane.clone(), size)).into_iter().collect(),
+                    force: true,
+                    reason: "any".into(),
+                    ..PolicyChange::default()
+                };
+                let Ok(next) = change.apply(&service(), held.as_ref(), "n1", Wall(at as u64)) else { continue };
+                next.check().unwrap();
+                for (name, rule) in held.iter().flat_map(|held| held.lanes.iter().filter(|(name, _)| held.room(name) > 0)) {
+                    prop_assert_eq!(next.lanes[name].start, rule.start);
+                }
+                for (name, most) in &next.reserved {
+                    prop_assert!(next.lanes[name].size <= *most);
+                }
+                held = Some(next);
+            }
+        }
     }
 
     fn ruled(rules: &[(&str, &str)]) -> PolicyChange {

@@ -278,6 +278,8 @@ mod tests {
             reason: String::new(),
             set_at: Wall(0),
             rules: Vec::new(),
+            reserved: BTreeMap::new(),
+            selectors: BTreeMap::new(),
         }
     }
 

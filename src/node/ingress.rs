@@ -32,12 +32,13 @@ impl Node {
         if from == &self.config.node {
             return;
         }
-        let (mut focas, mut ctls, mut statements) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut focas, mut ctls, mut statements, mut asked) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for frame in envelope.frames {
             match frame {
                 Frame::Statement(statement) => statements.push(statement),
                 Frame::Foca(packet) => focas.push(packet),
                 Frame::Ctl(ctl) => ctls.push(ctl),
+                Frame::Asked(counts) => asked = counts,
             }
         }
         self.statements(now, from, statements);
@@ -52,6 +53,7 @@ impl Node {
         for ctl in ctls {
             self.membership.ctl(now.mono, from, ctl, &*self.trust);
         }
+        self.asked_heard(now, from, asked);
         self.heard(now, from);
         // A packet's header can lift a verdict that is only held back.
         self.note_gone(from);

@@ -178,6 +178,8 @@ impl Node {
             updated_at: now.wall,
             removed: false,
             load: held.and_then(|record| record.load),
+            // Whoever measures its load asks anew.
+            counted: false,
         };
         self.put(now, record)
     }
@@ -399,7 +401,7 @@ impl Node {
     }
 
     /// Signs, merges and spreads an own record; publishes at once where traffic must leave it.
-    fn put(&mut self, now: Now, mut record: InstanceRecord) -> Result<InstanceRecord, OrderError> {
+    pub(super) fn put(&mut self, now: Now, mut record: InstanceRecord) -> Result<InstanceRecord, OrderError> {
         self.present()?;
         record.check()?;
         if !self.local.facts.may_announce(&record.service) {

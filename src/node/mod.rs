@@ -7,6 +7,7 @@
 //!
 //! Not here: sockets, files, names to resolve, and any decision about a request.
 
+mod asked;
 mod clocks;
 mod compare;
 mod complaints;
@@ -91,6 +92,7 @@ pub struct Node {
     clocks: clocks::Clocks,
     complaints: complaints::Complaints,
     signals: signals::Heard,
+    asked: asked::Asked,
 }
 
 /// Where the node is in its life.
@@ -152,6 +154,7 @@ impl Node {
             clocks: clocks::Clocks::default(),
             complaints: complaints::Complaints::default(),
             signals: signals::Heard::default(),
+            asked: asked::Asked::default(),
             config,
             trust,
         };
@@ -499,6 +502,7 @@ impl Node {
     fn tidy(&mut self, now: Now) {
         self.tidy_at = now.mono + TIDY_EVERY;
         self.tidy_signals();
+        self.asked.tidy(now.mono);
         self.forgotten.retain(|_, (_, at)| now.mono.since(*at) < REMEMBER_FORGOTTEN);
         let gone: Vec<(NodeId, u64)> = self
             .catalog

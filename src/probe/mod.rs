@@ -53,6 +53,8 @@ pub enum Heard {
     Result(Result<(), String>),
     /// How busy it is (1.0: as much as it can do), where that is asked for; `None`: it did not say.
     Load(Option<f64>),
+    /// It can have so many requests in flight, and is as busy as it has.
+    InFlight(u32),
 }
 
 #[derive(Debug)]
@@ -110,6 +112,7 @@ pub fn start(targets: Vec<Target>, handle: Handle) -> Probes {
             let told = match heard {
                 Heard::Health(health) => handle.health(id, health).await,
                 Heard::Load(load) => handle.load(id, load).await,
+                Heard::InFlight(most) => handle.load_by_in_flight(id, most).await,
                 Heard::Result(result) => handle.checked(id, result).await,
             };
             told.is_ok()
@@ -171,11 +174,11 @@ where
 {
     let mut group = match &target.check.load {
         LoadSource::Group(dir) => Some(Group::new(dir)),
-        LoadSource::None | LoadSource::Check(_) => None,
+        LoadSource::None | LoadSource::Check(_) | LoadSource::InFlight(_) => None,
     };
     if target.check.kind == CheckKind::None {
         report(target.id.clone(), Heard::Health(Health::Passing)).await;
-        return watch_group(&target, group, report).await;
+        return watch_load(&target, group, report).await;
     }
     let mut gate = Gate::new(target.check.rise, target.check.fall);
     let started = Instant::now();
@@ -204,12 +207,13 @@ where
         }
         let load = match (&target.check.load, &mut group) {
             (LoadSource::None, _) => None,
-            (_, Some(group)) => Some(group.look()),
+            (LoadSource::InFlight(most), _) => Some(Heard::InFlight(*most)),
+            (_, Some(group)) => Some(Heard::Load(group.look())),
             // One that fails says nothing of its load.
-            (_, None) => answer.ok(),
+            (_, None) => answer.ok().map(Heard::Load),
         };
         if let Some(load) = load
-            && !report(target.id.clone(), Heard::Load(load)).await
+            && !report(target.id.clone(), load).await
         {
             return;
         }
@@ -220,14 +224,21 @@ where
     }
 }
 
-/// Of an instance that is not checked only its control group is looked at, where it has one.
-async fn watch_group<R, F>(target: &Target, group: Option<Group>, report: R)
+/// Of an instance that is not checked only its load is looked at, where there is something to look at.
+async fn watch_load<R, F>(target: &Target, mut group: Option<Group>, report: R)
 where
     R: Fn(InstanceId, Heard) -> F,
     F: Future<Output = bool>,
 {
-    let Some(mut group) = group else { return };
-    while report(target.id.clone(), Heard::Load(group.look())).await {
+    loop {
+        let load = match (&target.check.load, &mut group) {
+            (LoadSource::InFlight(most), _) => Heard::InFlight(*most),
+            (_, Some(group)) => Heard::Load(group.look()),
+            (_, None) => return,
+        };
+        if !report(target.id.clone(), load).await {
+            return;
+        }
         sleep_until(Instant::now() + target.check.interval).await;
     }
 }

@@ -28,7 +28,7 @@ fn watched(targets: Vec<Target>) -> (Probes, mpsc::UnboundedReceiver<(InstanceId
     let report = move |id, heard| {
         std::future::ready(match heard {
             Heard::Health(health) => tx.send((id, health)).is_ok(),
-            Heard::Load(_) | Heard::Result(_) => true,
+            Heard::Load(_) | Heard::InFlight(_) | Heard::Result(_) => true,
         })
     };
     (start_with(targets, report), rx)
@@ -126,6 +126,24 @@ fn with_the_defaults_a_dead_application_is_known_everywhere_within_two_seconds()
     let (refusing, hanging) = worst(&Check::default()).expect("checked");
     assert!(refusing < Duration::from_millis(1_500) && refusing < hanging, "{refusing:?} {hanging:?}");
     assert_eq!(worst(&check(CheckKind::None)), None);
+}
+
+/// Also of an instance that is not checked.
+#[tokio::test]
+async fn what_is_in_flight_is_looked_at_with_every_check() {
+    for kind in [CheckKind::None, CheckKind::Tcp] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut asked = target(kind, listener.local_addr().unwrap());
+        asked.check.load = LoadSource::InFlight(50);
+        let (tx, mut rx) = mpsc::unbounded_channel();
+        let _probes = start_with(vec![asked], move |_, heard| std::future::ready(tx.send(heard).is_ok()));
+        let mut looks = 0;
+        while looks < 2 {
+            let heard =
+                timeout(Duration::from_secs(5), rx.recv()).await.expect("a report in time").expect("probes run");
+            looks += u32::from(heard == Heard::InFlight(50));
+        }
+    }
 }
 
 #[tokio::test]

@@ -121,7 +121,7 @@ const TABLE: [Entry; 24] = [
         "see who was left out and why with `lanemesh route <service> --key <subject>`"),
     entry(Reason::FallbackLimit, "fallback_limit", 503, "destination_unavailable",
         "the lane has no instance that takes traffic, and as many requests as may leave it in a second have done so",
-        "see why the lane is left with `lanemesh route <service> --key <subject>`, or raise routing.fallback_per_second"),
+        "see why the lane is left with `lanemesh route <service> --key <subject>`, or raise routing.fallback_per_second or routing.fallback_capacity"),
     entry(Reason::AllRefused, "all_refused", 503, "connection_refused",
         "every instance of the lane refused its connection; nothing was sent, the request may be repeated",
         "check that the applications listen: `lanemesh instances`"),

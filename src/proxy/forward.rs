@@ -348,6 +348,15 @@ pub(super) fn refusal(
             let why = decision.fallback.map_or("", |why| why.as_str());
             Refusal { reason: Reason::NoInstance, detail: format!("service {}, lane {lane}: {why}", routed.name) }
         }
+        (GiveUp::FallbackLimit, _) if decision.capped => {
+            let lane = routed.decided(&decision.lane);
+            let room = lane.room_percent();
+            let detail = format!(
+                "service {}, lane {}: the lane in its place has room for {room} % of its users",
+                routed.name, lane.name
+            );
+            Refusal { reason: Reason::FallbackLimit, detail }
+        }
         // What went wrong last says more than that it was the last.
         (
             GiveUp::AllRefused,

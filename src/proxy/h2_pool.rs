@@ -205,6 +205,21 @@ impl H2Pool {
         }
     }
 
+    /// Opens a connection to an instance that has none, for requests to come.
+    pub(super) fn open_ahead(self: &Rc<Self>, instance: &InstanceEntry) {
+        let entry = self.entry(instance);
+        if entry.shared.borrow().is_empty() && !entry.opening.get() {
+            self.open(&entry);
+        }
+    }
+
+    /// Whether there is a connection to an instance that has carried a request.
+    pub(super) fn keeps(&self, instance: &InstanceEntry) -> bool {
+        let entries = self.entries.borrow();
+        let shared = |entry: &Rc<Entry>| entry.shared.borrow().iter().any(|one| one.used.get() && one.usable());
+        entries.get(&key(&instance.cell)).is_some_and(shared)
+    }
+
     fn entry(&self, instance: &InstanceEntry) -> Rc<Entry> {
         let mut entries = self.entries.borrow_mut();
         let record = &instance.record;

@@ -21,6 +21,7 @@
 //!
 //! Not here: TLS.
 
+mod ahead;
 mod body;
 mod class;
 mod client;

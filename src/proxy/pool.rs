@@ -102,6 +102,8 @@ struct Entry {
     idle: Vec<Link>,
     plain: Vec<Plain>,
     patience: Rc<Patience>,
+    /// When a connection that had carried a request was last kept.
+    kept: Option<Mono>,
 }
 
 impl Entry {
@@ -114,6 +116,7 @@ impl Entry {
             idle: Vec::new(),
             plain: Vec::new(),
             patience: Rc::default(),
+            kept: None,
         }
     }
 
@@ -456,9 +459,11 @@ impl Pool {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.get_mut(&key).filter(|entry| entry.epoch == link.epoch) else { return };
         if entry.idle.len() < MOST_IDLE {
-            link.since.set(self.clock.mono());
+            let now = self.clock.mono();
+            link.since.set(now);
             link.reused = true;
             entry.idle.push(link);
+            entry.kept = Some(now);
         }
     }
 
@@ -476,8 +481,24 @@ impl Pool {
         if entry.plain.len() < MOST_IDLE && link.poll_spent(&mut cx).is_pending() {
             link.since = self.clock.mono();
             link.reused = true;
+            entry.kept = Some(link.since);
             entry.plain.push(link);
         }
+    }
+
+    /// Keeps a connection that was opened ahead. It counts as one that was used: it rests like those, and may be closed meanwhile.
+    pub(super) fn rest(&self, instance: &InstanceEntry, link: Plain) {
+        let kept = self.entries.borrow().get(&key(&instance.cell)).and_then(|entry| entry.kept);
+        self.give_back_plain(key(&instance.cell), link);
+        if let Some(entry) = self.entries.borrow_mut().get_mut(&key(&instance.cell)) {
+            entry.kept = kept;
+        }
+    }
+
+    /// Whether a connection to an instance has carried a request and was kept lately: the application keeps them open.
+    pub(super) fn keeps(&self, instance: &InstanceEntry) -> bool {
+        let kept = self.entries.borrow().get(&key(&instance.cell)).and_then(|entry| entry.kept);
+        kept.is_some_and(|kept| self.clock.mono().since(kept) <= self.idle_limit.get())
     }
 
     /// Closes what has been idle too long, and forgets instances that nobody knows any more. Call it about once a second.

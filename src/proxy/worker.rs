@@ -27,7 +27,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Reason,
+    Reason, ahead,
     client::Client,
     client::serve,
     files::{self, Complaint},
@@ -339,6 +339,8 @@ pub(super) struct Worker {
     clients: Clients,
     next_client: Rc<Cell<u64>>,
     shared: Arc<Shared>,
+    /// A request has met a newer view.
+    news: Rc<Notify>,
 }
 
 impl Worker {
@@ -366,6 +368,7 @@ impl Worker {
             clients: Rc::default(),
             next_client: Rc::default(),
             shared,
+            news: Rc::default(),
         })
     }
 
@@ -393,6 +396,7 @@ impl Worker {
             clients: self.clients.clone(),
             next_client: self.next_client.clone(),
             shared: self.shared.clone(),
+            news: self.news.clone(),
         })
     }
 
@@ -403,6 +407,7 @@ impl Worker {
         let mut view = self.view.borrow_mut();
         if !Arc::ptr_eq(snapshot, &view.snapshot) {
             *view = Rc::new(View::new(snapshot.clone()));
+            self.news.notify_one();
         }
         view.clone()
     }
@@ -476,6 +481,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
     };
     hints::on_this_thread(worker.clients.clone());
     drop(spawn_local(worker.pool.clone().watch()));
+    let (news, mut seen) = (worker.news.clone(), worker.view().snapshot.clone());
     let slot = Rc::new(Slot { worker: RefCell::new(worker), rests: Cell::new(false), roused: Notify::new() });
     for (listener, port) in listeners {
         match TcpListener::from_std(listener) {
@@ -490,6 +496,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
                 let worker = slot.worker();
                 let (now, instant) = (worker.clock.mono(), Instant::now());
                 worker.sweep(now);
+                ahead::open(&worker, &mut seen);
                 if index == 0 && instant >= retire_at {
                     retire_at = instant + RETIRE_EVERY;
                     worker.metrics.retire(&worker.view().snapshot, now);
@@ -497,6 +504,7 @@ async fn run(index: usize, seed: Seed, shared: Arc<Shared>, listeners: Listeners
                 slot.rests.set(worker.is_empty());
                 sweep_at = instant + if slot.rests.get() { RETIRE_EVERY } else { SWEEP };
             }
+            () = news.notified() => ahead::open(&slot.worker(), &mut seen),
             () = slot.roused.notified() => sweep_at = sweep_at.min(Instant::now() + SWEEP),
             // Ends only with `Running`, which stops this thread first.
             Ok(()) = settings.changed() => {

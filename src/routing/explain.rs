@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BreakerState, Decision, Exclusion, FallbackReason, Request, ServiceView, SkipReason, Snapshot};
+use super::{BreakerState, Decision, Exclusion, FallbackReason, Request, ServiceView, SkipReason, Snapshot, pin};
 use crate::{
     lanes::{Bucket, LaneReason},
     types::{InstanceId, Lane, Mono, NodeId, PolicyVersion, ServiceName, VersionName},
@@ -40,6 +40,12 @@ pub struct Explanation {
     pub served_lane: Option<Lane>,
     /// Why the decided lane does not serve.
     pub fallback: Option<FallbackReason>,
+    /// It may not leave its lane: the lane in its place has no room for it.
+    #[serde(default)]
+    pub capped: bool,
+    /// Of the decided lane's users: for how many of a hundred the lane in its place has room.
+    #[serde(default = "all")]
+    pub room_percent: u8,
     /// The chosen instance; `None` when there is no candidate.
     pub instance: Option<Target>,
     /// Candidates that were passed over before it, the first few.
@@ -51,6 +57,9 @@ pub struct Explanation {
     /// Over how many instances its key is spread; 1 for an ordinary one.
     #[serde(default)]
     pub spread: u8,
+    /// The instances that this sidecar's rules pin its key to; empty for an ordinary one.
+    #[serde(default)]
+    pub pinned: Vec<InstanceId>,
     /// Breaker of the chosen instance: `held` when it should be open, but too much of its lane is kept away already.
     #[serde(default)]
     pub breaker: BreakerState,
@@ -133,6 +142,8 @@ impl Explanation {
             probe: decision.lane.probe,
             served_lane: served.map(|lane| lane.name.clone()),
             fallback: decision.fallback,
+            capped: decision.capped,
+            room_percent: service.decided(&decision.lane).room_percent(),
             instance: decision.target(service).map(|entry| Target {
                 id: entry.record.id.clone(),
                 version: entry.record.version.clone(),
@@ -144,6 +155,7 @@ impl Explanation {
             skipped_more: decision.skipped.more(),
             panic: decision.panic,
             spread: decision.spread,
+            pinned: pin::named(&service.rules, decision.key_hash).to_vec(),
             breaker: decision.target(service).map(|entry| entry.cell.state(now, &service.rules)).unwrap_or_default(),
             failover: served.map_or_else(Vec::new, |lane| lane.order(decision.key_hash).take(SHOWN).map(id).collect()),
             candidates: served.map_or(0, |lane| lane.members.len()),
@@ -217,6 +229,10 @@ impl fmt::Display for Explanation {
                 None => writeln!(f, "fallback   none: {} has {reason}", self.lane)?,
             }
         }
+        if self.capped {
+            let percent = self.room_percent;
+            writeln!(f, "           the lane in its place has room for {percent} % of its users: not for this one")?;
+        }
         self.write_where(f)?;
         self.write_excluded(f)?;
         let (version, digest, age) = (self.snapshot, &self.snapshot_digest, self.snapshot_age_ms);
@@ -227,6 +243,7 @@ impl fmt::Display for Explanation {
 impl Explanation {
     fn write_where(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.instance {
+            None if self.capped => writeln!(f, "instance   none: too many would leave their lane")?,
             Some(Target { id, version, address, owner, stale }) => {
                 let stale = if *stale { ", stale" } else { "" };
                 writeln!(f, "instance   {id} ({version}) at {address}, announced by {owner}{stale}")?;
@@ -246,6 +263,14 @@ impl Explanation {
             writeln!(
                 f,
                 "           its key is spread over the first {over} of its order: the next request may go to another"
+            )?;
+        }
+        if !self.pinned.is_empty() {
+            let named: Vec<&str> = self.pinned.iter().map(InstanceId::as_str).collect();
+            writeln!(
+                f,
+                "           its key is pinned: {} before all others, as far as they are candidates",
+                named.join(", ")
             )?;
         }
         if self.panic {
@@ -279,6 +304,7 @@ impl Exclusion {
     pub const fn words(self) -> &'static str {
         match self {
             Self::OtherEnv => "it belongs to another environment",
+            Self::OtherRegion => "requests from here must not go to its region (regions)",
             Self::Critical => "its own health check fails, or has not passed yet",
             Self::Draining => "it is draining",
             Self::WeightZero => "its weight is 0",
@@ -300,6 +326,9 @@ impl SkipReason {
             Self::HalfOpen => "its breaker waits for one request of its own keys to try it",
             Self::Ramping => "it works again, and its keys come back little by little: not this one yet",
             Self::Loaded => "it has more than its part of this sidecar's requests in flight (bounded_load)",
+            Self::SaysFull => {
+                "its sidecar says that it has more to do than it can, and it has its smaller part of this sidecar's requests"
+            }
             Self::Full => "it has as many of this sidecar's requests in flight as it may",
             Self::SlowStart => "it is new, and its keys come little by little: not this one yet",
         }
@@ -315,6 +344,7 @@ impl SkipReason {
             Self::Ramping => "ramping",
             Self::SlowStart => "slow-start",
             Self::Loaded => "loaded",
+            Self::SaysFull => "says-full",
             Self::Full => "full",
         }
     }
@@ -332,6 +362,10 @@ impl FallbackReason {
             Self::Returning => "only instances that are coming back, and this key is not among theirs yet",
         }
     }
+}
+
+fn all() -> u8 {
+    100
 }
 
 /// Instances shown of a long list.

@@ -5,6 +5,9 @@
 //! Thorup, Zadimoghaddam 2016), with this sidecar's own counts: each one bounds what it sends itself. Below [`FREE`] requests
 //! nobody is passed over, since a mean of less than that says nothing.
 //!
+//! An instance whose sidecar says that it has more to do than it can (`load` above 100 %) has so much less of that: at 200 % half. It
+//! then goes by what all sidecars together ask of it, which none of them sees by itself.
+//!
 //! An instance that has `proxy.max_requests_per_instance` is full whatever the mean is.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -84,10 +87,17 @@ impl Room {
         if in_flight >= self.full {
             return Some(SkipReason::Full);
         }
-        let loaded = self.allowed > 0
-            && in_flight >= FREE
-            && u64::from(in_flight) * self.hundred_weights >= self.allowed * u64::from(entry.record.ring_weight());
-        loaded.then_some(SkipReason::Loaded)
+        if self.allowed == 0 || in_flight < FREE {
+            return None;
+        }
+        let (has, may) =
+            (u64::from(in_flight) * self.hundred_weights, self.allowed * u64::from(entry.record.ring_weight()));
+        let says = entry.record.load.map_or(0, |load| u64::from(load.percent));
+        match (has >= may, has * says >= may * 100) {
+            (true, _) => Some(SkipReason::Loaded),
+            (false, true) => Some(SkipReason::SaysFull),
+            (false, false) => None,
+        }
     }
 }
 
@@ -160,6 +170,34 @@ mod tests {
                 flying.push(service.instances[at].cell.enter());
             }
         }
+    }
+
+    /// Its sidecar says 200 %: half of its part, and what is above goes on; when all say so, nobody is better off elsewhere.
+    #[test]
+    fn who_says_that_it_is_full_has_a_smaller_part() {
+        let hot = |full: &[&str]| {
+            let mut table = fleet(4, 0);
+            let says = Some(crate::types::LoadFigure { percent: 200, share: 100 });
+            full.iter().for_each(|id| edit(&mut table, id, |record| record.load = says));
+            let rules = Rules::new(0, by(200).into(), &BTreeMap::new());
+            let snapshot = Builder::with(locality(), rules).build(&table, NOW).0;
+            let service = snapshot.service("orders").unwrap();
+            let flying: Vec<_> = (0..40).map(|_| service.instances[target(&snapshot, "hot")].cell.enter()).collect();
+            let decision = choose(&snapshot, service, &get("hot"), NOW);
+            let order = service.lanes[0].order(decision.key_hash);
+            let found: Vec<_> =
+                order.map(|at| (service.instances[usize::from(at)].record.id.to_string(), at)).collect();
+            let loads = loads(service);
+            drop(flying);
+            found.into_iter().map(|(id, at)| (id, loads[usize::from(at)])).collect::<Vec<_>>()
+        };
+        let calm = hot(&[]);
+        assert_eq!((calm[0].1, calm[1].1), (20, 20));
+        let owner = calm[0].0.clone();
+        let full = hot(&[&owner]);
+        assert_eq!((full[0].1, full[1].1, full[2].1), (10, 20, 10), "{full:?}");
+        let all = hot(&["a0", "a1", "a2", "a3"]);
+        assert!(all[0].1 >= 10 && all.iter().all(|(_, load)| *load <= 20), "{all:?}");
     }
 
     #[test]

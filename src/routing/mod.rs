@@ -15,6 +15,7 @@ mod hot;
 mod load;
 mod near;
 mod pace;
+mod pin;
 mod question;
 mod reading;
 mod report;
@@ -24,6 +25,7 @@ mod signals;
 mod snapshot;
 mod state;
 mod table;
+mod takeover;
 #[cfg(test)]
 mod testing;
 

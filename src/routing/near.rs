@@ -52,7 +52,8 @@ impl Range {
 /// Share of the keys that begin in the range: all while its healthy weight is enough for its even part.
 pub(super) fn share(range: Range, here: &Locality, lane: &Lane, instances: &[InstanceEntry]) -> u32 {
     let known = || {
-        let gone = [Exclusion::OtherEnv, Exclusion::OwnerLeft, Exclusion::DuplicateId].map(Some);
+        let gone =
+            [Exclusion::OtherEnv, Exclusion::OtherRegion, Exclusion::OwnerLeft, Exclusion::DuplicateId].map(Some);
         instances.iter().filter(move |entry| entry.record.lane == *lane && !gone.contains(&entry.excluded))
     };
     let weight = |entry: &InstanceEntry| f64::from(entry.record.weight);
@@ -71,11 +72,14 @@ pub(super) fn share(range: Range, here: &Locality, lane: &Lane, instances: &[Ins
 }
 
 impl LaneView {
-    /// Failover order from a key: indices into [`super::ServiceView::instances`], each candidate once, near ones first.
+    /// Failover order from a key: indices into [`super::ServiceView::instances`], each candidate once, those that it is pinned to
+    /// first, then near ones.
     #[inline]
     pub fn order(&self, key_hash: u64) -> Failover<'_> {
         let level = self.first_level(key_hash);
-        Failover { lane: self, first: level, level, order: self.level(level).0.order(key_hash), key_hash }
+        let pinned = self.pinned(key_hash);
+        let order = self.level(level).0.order(key_hash);
+        Failover { lane: self, pinned, ahead: pinned, first: level, level, order, key_hash }
     }
 
     /// The level where a key begins: an index into `near`, or its length for the whole lane.
@@ -104,6 +108,9 @@ impl LaneView {
 /// Iterator over [`LaneView::order`].
 pub struct Failover<'a> {
     lane: &'a LaneView,
+    pinned: &'a [u16],
+    /// Of the pinned ones, those to come.
+    ahead: &'a [u16],
     first: usize,
     level: usize,
     order: Order<'a>,
@@ -115,6 +122,10 @@ impl Iterator for Failover<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<u16> {
+        if let Some((first, rest)) = self.ahead.split_first() {
+            self.ahead = rest;
+            return Some(*first);
+        }
         loop {
             let Some(slot) = self.order.next() else {
                 if self.level >= self.lane.near.len() {
@@ -125,7 +136,8 @@ impl Iterator for Failover<'_> {
                 continue;
             };
             let instance = self.lane.level(self.level).1[usize::from(slot)];
-            if self.level == self.first || !self.lane.met(self.first, self.level, instance) {
+            let met = self.level != self.first && self.lane.met(self.first, self.level, instance);
+            if !met && !self.pinned.contains(&instance) {
                 return Some(instance);
             }
         }
@@ -133,9 +145,11 @@ impl Iterator for Failover<'_> {
 }
 
 /// Where a walk through [`LaneView::order`] stands; owns nothing of the lane, so that a request may keep it between tries. Comes by
-/// near candidates again in the wider rings: whoever keeps it knows whom it has tried.
+/// pinned and near candidates again in the wider rings: whoever keeps it knows whom it has tried.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
+    /// Pinned ones that came.
+    pinned: usize,
     level: usize,
     cursor: Cursor,
 }
@@ -143,10 +157,14 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn start(lane: &LaneView, key_hash: u64) -> Self {
         let level = lane.first_level(key_hash);
-        Self { level, cursor: lane.level(level).0.cursor(key_hash) }
+        Self { pinned: 0, level, cursor: lane.level(level).0.cursor(key_hash) }
     }
 
     pub(super) fn next(&mut self, lane: &LaneView, key_hash: u64) -> Option<u16> {
+        if let Some(pinned) = lane.pinned(key_hash).get(self.pinned) {
+            self.pinned += 1;
+            return Some(*pinned);
+        }
         loop {
             let (ring, members) = lane.level(self.level);
             if let Some(slot) = self.cursor.next(ring) {

@@ -141,6 +141,9 @@ impl Explanation {
         if self.candidates != here.candidates {
             found.push(format!("it knows {} candidates, here {}", self.candidates, here.candidates));
         }
+        if self.pinned != here.pinned {
+            found.push("its rules pin the key otherwise: compare `pin` in the two configurations".into());
+        }
         if (self.spread > 1) != (here.spread > 1) {
             let which = if self.spread > 1 { "there" } else { "here" };
             found.push(format!("the key is spread {which}, for it is asked for more often"));

@@ -27,6 +27,9 @@ pub struct LaneReport {
     pub sampled_keys: u32,
     /// Most keys of an instance, in proportion to its weight, over the mean: 1.0 is even.
     pub peak_to_mean: f64,
+    /// For how many of a hundred of its users the lane in its place has room, should it be lost.
+    #[serde(default = "all")]
+    pub room_percent: u8,
     /// Its candidates, by id.
     pub instances: Vec<InstanceShare>,
 }
@@ -89,6 +92,7 @@ fn lane_report(service: &ServiceView, lane: &LaneView, now: Mono) -> LaneReport 
         points: lane.ring.points(),
         sampled_keys: SAMPLED_KEYS,
         peak_to_mean: peak.fold(0.0, f64::max),
+        room_percent: lane.room_percent(),
         instances,
     }
 }
@@ -99,6 +103,9 @@ impl fmt::Display for RingReport {
         for lane in &self.lanes {
             let (count, points) = (lane.instances.len(), lane.points);
             write!(f, "\n\nlane {}: {count} candidates, {points} points", lane.lane)?;
+            if lane.room_percent < 100 {
+                write!(f, ", room for {} % of its users elsewhere", lane.room_percent)?;
+            }
             if lane.instances.is_empty() {
                 continue;
             }
@@ -120,6 +127,10 @@ impl fmt::Display for RingReport {
         }
         Ok(())
     }
+}
+
+fn all() -> u8 {
+    100
 }
 
 /// Keys that a report samples.

@@ -10,7 +10,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{FallbackReason, InstanceCell, Load, Near, Reading, Ring, ServiceState, hot::Named};
+use super::{
+    FallbackReason, InstanceCell, Load, Near, Reading, Ring, ServiceState, hot::Named, pin::Pin, takeover::Work,
+};
 use crate::{
     config::Routing,
     lanes::{CompiledPolicy, Here, LaneDecision},
@@ -46,6 +48,8 @@ impl Locality {
 pub enum Exclusion {
     /// Another environment.
     OtherEnv,
+    /// A region that requests from here must not go to (`regions`).
+    OtherRegion,
     /// Its own checks fail, or none has passed yet.
     Critical,
     /// Taken out of rotation.
@@ -67,6 +71,7 @@ impl Exclusion {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::OtherEnv => "other-env",
+            Self::OtherRegion => "other-region",
             Self::Critical => "critical",
             Self::Draining => "draining",
             Self::WeightZero => "weight-zero",
@@ -111,6 +116,12 @@ pub struct LaneView {
     pub weight: u32,
     /// Requests in flight at all of them, while that is wanted.
     pub load: Arc<Load>,
+    /// What its candidates can do and have to do; of a lost lane, what they had.
+    pub(super) work: Option<Work>,
+    /// Share of its keys, of 2^32, that the lane in its place takes.
+    pub(super) taken: u32,
+    /// Keys that are pinned to some of its candidates.
+    pub(super) pins: Vec<Pin>,
     /// It has, or had, a candidate: to be empty is a loss, not a beginning.
     pub(super) had_one: bool,
 }

@@ -42,6 +42,7 @@ pub(super) fn record(id: &str, lane: &str) -> InstanceRecord {
         updated_at: Wall(0),
         removed: false,
         load: None,
+        counted: false,
     }
 }
 
@@ -76,6 +77,8 @@ pub(super) fn policy(size: u16) -> LanePolicy {
         reason: String::new(),
         set_at: Wall(0),
         rules: Vec::new(),
+        reserved: BTreeMap::new(),
+        selectors: BTreeMap::new(),
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Metrics {
     pub upstream_opened: Counter,
     /// Requests sent on a pooled connection.
     pub upstream_reused: Counter,
+    /// Connections opened before a request needed them.
+    pub upstream_ahead: Counter,
     /// Pooled connections that turned out closed when they were to be used; never a failure by itself.
     pub upstream_stale: Counter,
     /// Connections to instances that could not be made.
@@ -86,6 +88,7 @@ impl Metrics {
             tunnels: Gauge::default(),
             upstream_opened: Counter::default(),
             upstream_reused: Counter::default(),
+            upstream_ahead: Counter::default(),
             upstream_stale: Counter::default(),
             upstream_connect_failed: Counter::default(),
             access_log_dropped: Counter::default(),
@@ -118,6 +121,11 @@ impl Metrics {
         self.register("tunnels", "Open tunnels: upgrades, CONNECT, TCP ports", self.tunnels.clone());
         self.register("upstream_connections_opened", "Connections to instances", self.upstream_opened.clone());
         self.register("upstream_connections_reused", "Requests on pooled connections", self.upstream_reused.clone());
+        self.register(
+            "upstream_connections_ahead",
+            "Connections opened to instances that came into rotation, before a request needed them",
+            self.upstream_ahead.clone(),
+        );
         self.register(
             "upstream_connections_stale",
             "Pooled connections found closed; not a failure of the instance",

@@ -1,4 +1,4 @@
-//! What the routing view counts itself, read at each scrape: states of breakers, what they did, retry budgets.
+//! What the routing view counts itself, read at each scrape: states of breakers, what they did, room for lost lanes, retry budgets.
 //!
 //! Labels are services, lanes and states of the view in force, so their number is bounded by it; a service that leaves the view
 //! takes its series along.
@@ -76,6 +76,14 @@ impl Collector for ViewCollector {
                     ]);
                     family.encode_family(&labels)?.encode_gauge(&count)?;
                 }
+            }
+        }
+        let help = "Of a lane's users, should it be lost: for how many of a hundred the lane in its place has room";
+        let mut family = encoder.encode_descriptor("lane_room_percent", help, None, MetricType::Gauge)?;
+        for service in snapshot.services() {
+            for lane in &service.lanes {
+                let labels = Texts([("service", service.name.as_str()), ("lane", lane.name.as_str())]);
+                family.encode_family(&labels)?.encode_gauge(&i64::from(lane.room_percent()))?;
             }
         }
         for (name, help, read) in COUNTERS {

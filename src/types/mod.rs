@@ -8,6 +8,7 @@ mod planted;
 mod policy;
 mod record;
 mod rule;
+mod selector;
 mod signal;
 mod time;
 mod trust;
@@ -25,6 +26,7 @@ pub use record::{
     RecordFault,
 };
 pub use rule::{Condition, ConditionError, MAX_CONDITIONS, MAX_RULES, MatchRule, Wanted};
+pub use selector::{MAX_TRAITS, Selectors, Trait, selected};
 pub use signal::{MAX_OBSERVATIONS, MAX_SIGNAL_BYTES, Observation, Signal};
 pub use time::{Mono, Wall};
 pub use trust::{CertFacts, PublicKey, Signature, Trust, TrustError};

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Lane, MAX_CONDITIONS, MAX_RULES, MatchRule, ServiceName, Wall};
+use super::{
+    InstanceRecord, Lane, MAX_CONDITIONS, MAX_RULES, MAX_TRAITS, MatchRule, Selectors, ServiceName, Wall, selected,
+};
 
 /// Size or place in an experiment: 0..=10000, one is 0.01 %.
 pub type BasisPoints = u16;
@@ -136,6 +138,14 @@ pub struct LanePolicy {
     /// Requests that go to a lane whatever their bucket, in this order: the first that matches decides (REQUIREMENTS L4).
     #[serde(default)]
     pub rules: Vec<MatchRule>,
+    /// Most buckets that a lane may ever have in this experiment: [start, start + this) is its own, also while it is smaller
+    /// (REQUIREMENTS L5). A lane without a number grows until the next one begins.
+    #[serde(default)]
+    pub reserved: BTreeMap<Lane, BasisPoints>,
+    /// Instances that serve a lane for their version and tags, beside those that announce it. In force also while the policy is off:
+    /// what was told apart is not mixed by a rollback.
+    #[serde(default)]
+    pub selectors: Selectors,
 }
 
 /// Why a policy is refused; each names the lane and the cure.
@@ -147,6 +157,25 @@ pub enum PolicyFault {
     /// Two lanes share buckets.
     #[error("lanes `{0}` and `{1}` overlap: give them separate ranges")]
     Overlap(Lane, Lane),
+    /// More buckets than are reserved.
+    #[error(
+        "lane `{lane}` can't have {size} basis points: {most} are reserved for it; raise its reserve, such as \
+         `--reserve {lane}={size}bp`, or stay below"
+    )]
+    AboveReserve {
+        /// Which lane.
+        lane: Lane,
+        /// Buckets it would have.
+        size: BasisPoints,
+        /// Buckets it may have.
+        most: BasisPoints,
+    },
+    /// A reserve or selector for a lane that the policy does not have.
+    #[error("{0} for lane `{1}`, which the policy does not have")]
+    UnknownLane(&'static str, Lane),
+    /// A selector without traits.
+    #[error("the selector of lane `{0}` has no trait and would take every instance: give it one, such as `version:v2`")]
+    NoTrait(Lane),
     /// A rule for `stable`.
     #[error("`stable` takes what the other lanes leave; it has no range or lists of its own")]
     Stable,
@@ -189,16 +218,18 @@ impl LanePolicy {
             return Err(PolicyFault::NoSubjectPart);
         }
         self.check_rules()?;
+        self.check_lanes()?;
         let mut ranges: Vec<(u32, u32, &Lane)> = Vec::new();
         for (lane, rule) in &self.lanes {
             if lane.is_stable() {
                 return Err(PolicyFault::Stable);
             }
-            let end = u32::from(rule.start) + u32::from(rule.size);
+            let room = self.room(lane);
+            let end = u32::from(rule.start) + u32::from(room);
             if end > 10_000 {
                 return Err(PolicyFault::PastEnd(lane.clone(), end));
             }
-            if rule.size > 0 {
+            if room > 0 {
                 ranges.push((rule.start.into(), end, lane));
             }
         }
@@ -207,6 +238,45 @@ impl LanePolicy {
             Some(pair) => Err(PolicyFault::Overlap(pair[0].2.clone(), pair[1].2.clone())),
             None => Ok(()),
         }
+    }
+
+    /// Buckets that nobody else may have: what a lane has, or more where more is reserved for it.
+    pub fn room(&self, lane: &Lane) -> BasisPoints {
+        let size = self.lanes.get(lane).map_or(0, |rule| rule.size);
+        self.reserved.get(lane).copied().unwrap_or(0).max(size)
+    }
+
+    /// The lane that an instance serves: the first whose selector takes it, else the one that it announces.
+    pub fn lane_of<'a>(&'a self, record: &'a InstanceRecord) -> &'a Lane {
+        selected(&self.selectors, record).unwrap_or(&record.lane)
+    }
+
+    /// Reserves and selectors.
+    fn check_lanes(&self) -> Result<(), PolicyFault> {
+        for (lane, most) in &self.reserved {
+            let Some(rule) = self.lanes.get(lane) else {
+                return Err(PolicyFault::UnknownLane("a reserve", lane.clone()));
+            };
+            if rule.size > *most {
+                return Err(PolicyFault::AboveReserve { lane: lane.clone(), size: rule.size, most: *most });
+            }
+        }
+        for (lane, traits) in &self.selectors {
+            if !self.lanes.contains_key(lane) {
+                return Err(PolicyFault::UnknownLane("a selector", lane.clone()));
+            }
+            if traits.is_empty() {
+                return Err(PolicyFault::NoTrait(lane.clone()));
+            }
+            if traits.len() > MAX_TRAITS {
+                return Err(PolicyFault::TooMany {
+                    what: "traits of one selector",
+                    is: traits.len(),
+                    most: MAX_TRAITS,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn check_rules(&self) -> Result<(), PolicyFault> {

@@ -98,6 +98,9 @@ pub struct InstanceRecord {
     /// How busy its application is, where the owner measures that.
     #[serde(default)]
     pub load: Option<LoadFigure>,
+    /// Its owner wants to hear how many requests each sidecar has in flight there.
+    #[serde(default)]
+    pub counted: bool,
 }
 
 /// What an owner says of its instance's load.

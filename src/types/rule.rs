@@ -82,6 +82,13 @@ pub struct ConditionError {
     why: String,
 }
 
+impl ConditionError {
+    /// Of what was typed, as far as it can be shown.
+    pub(super) fn new(text: &str, why: String) -> Self {
+        Self { text: text.chars().filter(|c| !c.is_control()).take(80).collect(), why }
+    }
+}
+
 impl Condition {
     /// Whether it tells one user's requests from another's; a rule without such a condition may take everybody.
     pub fn tells_users_apart(&self) -> bool {
@@ -132,7 +139,7 @@ impl Condition {
 }
 
 /// `NAME`, `NAME=VALUE` or `NAME=BEGINNING*`.
-fn named(text: &str) -> Result<(&str, Wanted), String> {
+pub(super) fn named(text: &str) -> Result<(&str, Wanted), String> {
     Ok(match text.split_once('=') {
         None if text.ends_with('*') => return Err("write `NAME` alone for any value".into()),
         None => (text, Wanted::Present),
@@ -140,7 +147,7 @@ fn named(text: &str) -> Result<(&str, Wanted), String> {
     })
 }
 
-fn value(text: &str) -> Wanted {
+pub(super) fn value(text: &str) -> Wanted {
     match text.strip_suffix('*') {
         Some("") => Wanted::Present,
         Some(beginning) => Wanted::Begins(beginning.to_owned()),
@@ -158,10 +165,7 @@ fn token<'a>(text: &'a str, what: &str) -> Result<&'a str, String> {
 impl FromStr for Condition {
     type Err = ConditionError;
     fn from_str(text: &str) -> Result<Self, ConditionError> {
-        Self::read(text).map_err(|why| {
-            let text = text.chars().filter(|c| !c.is_control()).take(80).collect();
-            ConditionError { text, why }
-        })
+        Self::read(text).map_err(|why| ConditionError::new(text, why))
     }
 }
 

@@ -147,8 +147,8 @@ impl Body {
             Kind::Alive => read(raw).map(Self::Alive),
             Kind::Left => read(raw).map(Self::Left),
             Kind::Accusation => read(raw).map(Self::Accusation),
-            Kind::Instance => read_older(raw, 1).map(Self::Instance),
-            Kind::Policy => read_older(raw, 1).map(Self::Policy),
+            Kind::Instance => read_older(raw, 2).map(Self::Instance),
+            Kind::Policy => read_older(raw, 3).map(Self::Policy),
             Kind::Signal => read(raw).map(Self::Signal),
         }
         .ok_or(BodyFault::Malformed(kind))
@@ -163,15 +163,18 @@ fn read<T: DeserializeOwned>(raw: &[u8]) -> Option<T> {
     postcard::take_from_bytes(raw).ok().map(|(value, _newer)| value)
 }
 
-/// The same of a body that may come from a version whose record ends `grown` bytes earlier: the fields that came since read as
-/// zeros, which are "none" and "empty".
+/// The same of a body that may come from a version whose record ends up to `grown` bytes earlier: the fields that came since read
+/// as zeros, which are "none" and "empty".
 fn read_older<T: DeserializeOwned>(raw: &[u8], grown: usize) -> Option<T> {
     match postcard::take_from_bytes(raw) {
         Ok((value, _newer)) => Some(value),
         Err(postcard::Error::DeserializeUnexpectedEnd) => {
-            let padded = [raw, &vec![0; grown]].concat();
-            // All of it, so that nothing shorter passes for an older body.
-            postcard::take_from_bytes(&padded).ok().filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
+            let padded = |by: usize| {
+                let padded = [raw, &vec![0; by]].concat();
+                // All of it, so that nothing shorter passes for an older body.
+                postcard::take_from_bytes(&padded).ok().filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
+            };
+            (1..=grown).find_map(padded)
         }
         Err(_) => None,
     }
@@ -182,14 +185,16 @@ mod tests {
     use super::*;
     use crate::{lanes::PolicyChange, types::Wall};
 
-    /// A policy of the version before match rules: one byte shorter, and read as one without rules.
+    /// A policy of the versions before match rules, reserves and selectors: one byte shorter for each, and read as one without them.
     #[test]
     fn an_older_body_is_read_and_a_torn_one_is_not() {
         let policy = PolicyChange::default().apply(&"orders".parse().unwrap(), None, "n1", Wall(7)).unwrap();
         let bytes = Body::Policy(policy.clone()).encode();
-        let whole = |length: usize| read_older::<LanePolicy>(&bytes[..length], 1);
-        assert_eq!((whole(bytes.len()), whole(bytes.len() - 1)), (Some(policy.clone()), Some(policy)));
-        assert_eq!(whole(bytes.len() - 2), None);
+        let whole = |length: usize| read_older::<LanePolicy>(&bytes[..length], 3);
+        for older in 0..=3 {
+            assert_eq!(whole(bytes.len() - older), Some(policy.clone()), "{older} fields ago");
+        }
+        assert_eq!(whole(bytes.len() - 4), None);
         let newer = [&bytes[..], &[1, 2, 3]].concat();
         assert!(read_older::<LanePolicy>(&newer, 1).is_some());
     }

@@ -6,12 +6,14 @@ use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
 
 use super::{Statement, statement::Glance};
-use crate::types::NodeId;
+use crate::types::{InstanceId, NodeId};
 
 /// Version of the envelope. Readers refuse others; the ALPN carries it as well.
 pub const VERSION: u8 = 1;
 /// Largest datagram payload, in bytes: what QUIC carries at its minimum MTU of 1,200, with some to spare.
 pub const MAX_DATAGRAM: usize = 1100;
+/// Most instances of one [`Frame::Asked`]: with the longest names they fit into a datagram.
+pub const MAX_ASKED: usize = 7;
 /// Largest envelope on a stream, in bytes.
 pub const MAX_STREAM: usize = 4 << 20;
 
@@ -27,6 +29,8 @@ pub enum Frame {
     Statement(Statement),
     /// A control message between two neighbours.
     Ctl(Ctl),
+    /// Requests that the sender has in flight at instances of the receiver, at most [`MAX_ASKED`]; never passed on.
+    Asked(Vec<(InstanceId, u32)>),
 }
 
 /// Control messages of the membership layer; never passed on.
@@ -106,6 +110,7 @@ impl Frame {
             Self::Foca(_) => 1,
             Self::Statement(_) => 2,
             Self::Ctl(_) => 3,
+            Self::Asked(_) => 4,
         };
         let head = out.len();
         out.extend_from_slice(&[kind, 0, 0, 0]);
@@ -116,6 +121,7 @@ impl Frame {
             }
             Self::Statement(statement) => postcard::to_extend(statement, out).expect("plain data always encodes"),
             Self::Ctl(ctl) => postcard::to_extend(ctl, out).expect("plain data always encodes"),
+            Self::Asked(counts) => postcard::to_extend(counts, out).expect("plain data always encodes"),
         };
         let length = (out.len() - head - FRAME_HEAD) as u64;
         out[head + 1..head + FRAME_HEAD].copy_from_slice(&length.to_le_bytes()[..FRAME_HEAD - 1]);
@@ -133,6 +139,7 @@ impl Frame {
                 Err(error) => Err(malformed(error)),
             },
             3 => postcard::from_bytes(&bytes).map(Self::Ctl).map_err(malformed),
+            4 => postcard::from_bytes(&bytes).map(Self::Asked).map_err(malformed),
             _ => return None,
         })
     }
@@ -198,6 +205,8 @@ impl Envelope {
                 Frame::Foca(packet) => packet.len(),
                 Frame::Statement(statement) => statement.size(),
                 Frame::Ctl(_) => 100,
+                // A name's length and a number have at most 2 and 5 bytes.
+                Frame::Asked(counts) => 2 + counts.iter().map(|(id, _)| id.as_str().len() + 7).sum::<usize>(),
             }
     }
 }
@@ -221,6 +230,7 @@ mod tests {
             Frame::Foca(Bytes::from_static(b"packet")),
             Frame::Statement(statement("b")),
             Frame::Ctl(Ctl::Ping { token: 5 }),
+            Frame::Asked(vec![(InstanceId::new("orders-1").unwrap(), 70_000)]),
         ];
         let sent = Envelope { digest: 3, frames };
         let bytes = sent.encode();

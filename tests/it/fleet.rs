@@ -58,6 +58,7 @@ pub fn candidate(id: &str, lane: &str) -> Candidate {
         updated_at: Wall(0),
         removed: false,
         load: None,
+        counted: false,
     };
     Candidate { record: Arc::new(record), owner: MemberState::Alive, stale: false, held: false }
 }
@@ -79,6 +80,8 @@ fn policy() -> LanePolicy {
         reason: String::new(),
         set_at: Wall(0),
         rules: Vec::new(),
+        reserved: BTreeMap::new(),
+        selectors: BTreeMap::new(),
     }
 }
 

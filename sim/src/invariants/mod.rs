@@ -27,9 +27,11 @@ mod raises_only_add;
 mod requests_end;
 mod ring_is_pure;
 mod rollbacks_stand;
+mod rules_decide;
 mod safe_requests_succeed;
 mod sent_as_often_as_it_may;
 mod shares_follow_weights;
+mod takeover_keeps_room;
 mod unwell_judge_nobody;
 mod view_follows;
 mod views_converge;
@@ -164,6 +166,8 @@ pub const ALL: &[(&str, &str)] = &[
     (shares_follow_weights::NAME, shares_follow_weights::DOC),
     (unwell_judge_nobody::NAME, unwell_judge_nobody::DOC),
     (connections_agree::NAME, connections_agree::DOC),
+    (rules_decide::NAME, rules_decide::DOC),
+    (takeover_keeps_room::NAME, takeover_keeps_room::DOC),
     (
         "node-rests",
         "A node's timers never come up more than 2,000 times in one virtual second: a deadline in the past that stays there would be a loop without an end in life.",
@@ -213,6 +217,8 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(shares_follow_weights::Check),
         Box::new(unwell_judge_nobody::Check),
         Box::new(connections_agree::Check::default()),
+        Box::new(rules_decide::Check),
+        Box::new(takeover_keeps_room::Check::default()),
     ];
     all.into_iter().filter(|check| !scenario.allow.contains_key(check.name())).collect()
 }

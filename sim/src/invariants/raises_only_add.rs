@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use lanemesh::lanes::LaneReason;
+
 use super::{Findings, Invariant};
 use crate::world::{Flight, World};
 
@@ -22,6 +24,10 @@ impl Invariant for Check {
 
     fn decided(&mut self, world: &World, flight: &Flight, found: &mut Findings) {
         let Some(view) = flight.snapshot.service(world.services[flight.service].as_str()) else { return };
+        if flight.decision.lane.reason == LaneReason::Rule {
+            // Whatever the bucket.
+            return;
+        }
         let Some(policy) = view.policy.as_ref().map(|compiled| &compiled.policy).filter(|policy| !policy.off) else {
             return;
         };

@@ -11,7 +11,7 @@ use crate::{
 pub const NAME: &str = "safe-requests-succeed";
 pub const DOC: &str = "A GET (its body can be sent again) fails only if no instance that its lane rules allow was well and in reach \
 for the whole of it and 10 s before (45 s after a fault with the LAN's constants, since a flapping member is held down for 30 s); or after two retries of tries that had been sent, within the 15 s that it has \
-(REQUIREMENTS R6, P4, S3). A sidecar that runs for less than 10 s, or that something was wrong with in that time, is not held \
+(REQUIREMENTS R6, P4, S3); or where the lane in place of a lost one has no room for it (L7). A sidecar that runs for less than 10 s, or that something was wrong with in that time, is not held \
 to it.";
 
 pub struct Check;
@@ -37,6 +37,10 @@ impl Invariant for Check {
             End::GaveUp(_) => true,
         };
         if !failed || flight.class != MethodClass::Safe || !steady(world, flight.at.host, flight.begun) {
+            return;
+        }
+        if flight.decision.capped {
+            // `takeover-keeps-room` looks whether there was none.
             return;
         }
         let used_up = flight.tries.len() > 2;

@@ -232,7 +232,7 @@ impl World {
             lane: if app.canary { Lane::new("canary").expect("a valid name") } else { Lane::stable() },
             weight: app.weight,
             tags,
-            capacity: None,
+            capacity: Some(self.scenario.mesh.capacity as u32).filter(|capacity| *capacity > 0),
         }
     }
 

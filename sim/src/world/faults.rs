@@ -2,10 +2,10 @@
 
 use lanemesh::{
     lanes::PolicyChange,
-    types::{Lane, LanePolicy, PolicyVersion, ServiceName},
+    types::{Condition, Lane, LanePolicy, MatchRule, PolicyVersion, ServiceName, Wanted},
 };
 
-use super::{World, boot::new_gate};
+use super::{World, boot::new_gate, traffic::TESTERS_HEADER};
 use crate::{
     app::Mood,
     host::{Disk, Off, Written},
@@ -498,6 +498,11 @@ impl World {
         let size = (step.value.unwrap_or(0.0) * 100.0) as u16;
         let change = PolicyChange {
             sizes: [(Lane::new("canary").expect("a valid name"), size)].into(),
+            rules: match step.how.as_deref() {
+                Some("testers") => Some(vec![testers_rule()]),
+                Some(_) => Some(Vec::new()),
+                None => None,
+            },
             reason: "the scenario says so".into(),
             force: true,
             ..PolicyChange::default()
@@ -531,6 +536,13 @@ impl World {
         }
         self.drain(*host);
     }
+}
+
+/// Testers go to the canary.
+fn testers_rule() -> MatchRule {
+    let (name, value) = TESTERS_HEADER;
+    let when = Condition::Header(name.into(), Wanted::Is(value.into()));
+    MatchRule { lane: Lane::new("canary").expect("a valid name"), when: vec![when] }
 }
 
 /// One letter per kind of step, for the readout; small where it ends.

@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 pub use self::{
     faults::Fault,
     oracle::Members,
-    traffic::{End, Flight, TIMEOUTS, Target, subject},
+    traffic::{End, Flight, TIMEOUTS, Target, is_tester, subject},
 };
 use crate::{
     bounds::Bounds,

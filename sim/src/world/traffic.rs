@@ -4,6 +4,7 @@
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use lanemesh::{
+    lanes::{Head, PlainHead},
     node::Input,
     routing::{Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, Outcome, Request, Snapshot, Step, choose},
     types::{Health, Mono},
@@ -97,13 +98,14 @@ impl World {
         };
         let snapshot = self.view(run.host);
         let subject = subject(user);
+        let head = is_tester(user).then(testers_head);
         let request = Request {
             subject: Some(&subject),
             route_key: None,
             explicit_lane: None,
             method: class,
             random: chance.next(),
-            head: None,
+            head: head.as_ref().map(|head| head as &dyn Head),
         };
         let now = Mono(self.now);
         let Some(view) = snapshot.service(self.services[service].as_str()) else {
@@ -410,6 +412,19 @@ impl World {
 pub fn subject(user: u32) -> String {
     format!("user-{user}")
 }
+
+/// Every tenth user is a tester, and says so with each request.
+pub fn is_tester(user: u32) -> bool {
+    user % 10 == 3
+}
+
+fn testers_head() -> PlainHead {
+    let (name, value) = TESTERS_HEADER;
+    PlainHead { method: "GET".into(), path: "/".into(), headers: vec![(name.into(), value.into())] }
+}
+
+/// What testers say.
+pub const TESTERS_HEADER: (&str, &str) = ("x-tester", "1");
 
 const CLIENT: u64 = 20;
 const SERVE: u64 = 21;

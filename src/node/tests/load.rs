@@ -55,3 +55,45 @@ fn nobody_gives_way_while_all_are_as_busy_and_nothing_is_told_twice() {
     let mut own = world.node(0).catalog().instances().filter(|entry| entry.record.owner == name);
     assert!(own.next().unwrap().record.sequence < 5, "a steady load is told once");
 }
+
+/// Three sidecars, of which two send requests to the first: it knows the sum, and nobody else is told.
+#[test]
+fn an_owner_hears_what_all_have_in_flight_at_its_instance() {
+    let mut world = World::mesh(3, 9);
+    let (owner, id) = (world.name(0).clone(), InstanceId::new(world.name(0).as_str()).unwrap());
+    let ask = |world: &mut World| world.order_of(0, |node, now| node.set_load_by_in_flight(now, &id, 40));
+    let tell = |world: &mut World, at: usize, count: u32| {
+        let counts = vec![(owner.clone(), id.clone(), count), (owner.clone(), InstanceId::new("else").unwrap(), 9)];
+        world.order_of(at, |node, now| node.tell_in_flight(now, counts));
+    };
+    ask(&mut world);
+    world.run(Duration::from_secs(1));
+    let wanted = |at: usize| {
+        let mut records = world.node(at).catalog().instances().map(|entry| entry.record.clone());
+        records.find(|record| record.id == id).unwrap().counted
+    };
+    assert!((0..3).all(wanted), "everybody knows that it wants to hear");
+    let told = |world: &mut World, at: usize| world.order_of(at, |node, now| node.in_flight(&id, now.mono));
+    tell(&mut world, 1, 20);
+    tell(&mut world, 2, 30);
+    tell(&mut world, 0, 2);
+    world.run(Duration::from_millis(500));
+    assert_eq!([told(&mut world, 0), told(&mut world, 1)], [52, 0]);
+    tell(&mut world, 2, 0);
+    world.run(Duration::from_millis(500));
+    assert_eq!(told(&mut world, 0), 22);
+    // Whoever falls silent has none any more.
+    world.run(Duration::from_secs(6));
+    assert_eq!(told(&mut world, 0), 0);
+
+    // Twice as many as it can have, while the others have few to do: it gives way.
+    for _ in 0..45 {
+        tell(&mut world, 1, 40);
+        tell(&mut world, 2, 40);
+        ask(&mut world);
+        (1..3).for_each(|at| measure(&mut world, at, Some(0.3)));
+        world.run(Duration::from_secs(1));
+    }
+    let figure = heard(&world, 2)[0].unwrap();
+    assert!(figure.share < 100 && figure.percent > 150, "{figure:?}");
+}

@@ -117,7 +117,7 @@ pub enum Step {
 pub enum GiveUp {
     /// No candidate in the lane, and the empty-lane rule says fail (or stable is empty too).
     NoInstance,
-    /// It would have left its lane, but too many do in this second.
+    /// It would have left its lane, but too many do in this second, or the lane in its place has no room for more.
     FallbackLimit,
     /// Every candidate refused its connection.
     AllRefused,
@@ -216,6 +216,7 @@ impl Attempts {
     pub fn new(decision: &Decision, class: MethodClass, replayable: bool, config: AttemptsConfig, now: Mono) -> Self {
         let state = match decision.instance {
             Some(instance) => State::Ready { instance, fresh: false, checked: !decision.panic },
+            None if decision.capped => State::Over(GiveUp::FallbackLimit),
             None => State::Over(GiveUp::NoInstance),
         };
         let repeatable = replayable && class != MethodClass::Other;

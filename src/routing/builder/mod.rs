@@ -20,6 +20,7 @@ use super::{
     Candidate, CandidateTable, Exclusion, FallbackReason, InstanceEntry, LaneView, Load, Locality, MAX_MEMBERS, Member,
     Near, Reading, Ring, RingFault, Rules, ServiceState, ServiceView, Snapshot, hot, key_hash,
     near::{self, Range},
+    pin, takeover,
 };
 use crate::{
     config::Routing,
@@ -129,10 +130,12 @@ impl Builder {
         let compiled = policy.map(|policy| compiled(policy, last_view, &self.locality));
         let reading = Arc::new(self.rules.reading_of(name, policy.map(|policy| &**policy)));
         let rules = self.rules.of(name).clone();
-        let lanes = lane_names(compiled.as_deref(), candidates.iter().map(|candidate| &candidate.record.lane));
+        let placed: Vec<Candidate> = candidates.iter().map(|candidate| in_its_lane(candidate, policy)).collect();
+        let lanes = lane_names(compiled.as_deref(), placed.iter().map(|candidate| &candidate.record.lane));
         let loads = cells::loads(lanes.iter(), last_view);
         loads.values().for_each(|load| load.want(rules.bounded_load.is_some()));
-        let mut instances = entries(&candidates, &self.locality, self.rules.seed, &loads, last_view);
+        let own = (&self.locality, &*rules);
+        let mut instances = entries(&placed, own, self.rules.seed, &loads, last_view);
         spare_the_last(&mut instances);
         if let Some(last) = last_view {
             cells::follow(&instances, last, &rules, time);
@@ -141,7 +144,10 @@ impl Builder {
         let state = last_view.map_or_else(fresh, |last| last.state.clone());
         let own = Own { rules, reading, state };
         let (view, fault) = match self.lanes(&instances, compiled.as_deref(), last_view, (&own.rules, &loads)) {
-            Ok(lanes) => (view(name, instances, compiled, lanes, own), None),
+            Ok(mut lanes) => {
+                takeover::settle(&mut lanes, &instances, compiled.as_ref(), last_view, own.rules.fallback.fill);
+                (view(name, instances, compiled, lanes, own), None)
+            }
             Err((lane, fault)) => {
                 let until = if last.is_some() { "its last good view stays in force" } else { "it has no candidate" };
                 let fault = format!("service `{name}`, lane `{lane}`: {fault}; until then {until}");
@@ -198,7 +204,9 @@ impl Builder {
         let had_one = empty.is_none() || last.is_some_and(|lane| lane.had_one);
         let weight = ring.members().iter().map(|member| u32::from(member.weight)).sum();
         let load = loads.get(&name).cloned().unwrap_or_default();
-        Ok(LaneView { name, ring, members, near, empty, weight, load, had_one })
+        let pins = pin::of_lane(rules, &ring, &members, instances);
+        let (work, taken) = (None, u32::MAX);
+        Ok(LaneView { name, ring, members, near, empty, weight, load, work, taken, pins, had_one })
     }
 
     /// The ring of some instances, and of every slot its index.
@@ -255,9 +263,21 @@ fn compiled(policy: &Arc<LanePolicy>, last: Option<&ServiceView>, here: &Localit
     }
 }
 
-fn entries<'a>(
-    candidates: &[&'a Candidate],
-    locality: &Locality,
+/// As it is routed: an instance that a selector of the policy takes is of that lane, whatever it announces (REQUIREMENTS L5).
+fn in_its_lane(candidate: &Candidate, policy: Option<&Arc<LanePolicy>>) -> Candidate {
+    let mut candidate = candidate.clone();
+    if let Some(lane) = policy.map(|policy| policy.lane_of(&candidate.record))
+        && *lane != candidate.record.lane
+    {
+        let lane = lane.clone();
+        Arc::make_mut(&mut candidate.record).lane = lane;
+    }
+    candidate
+}
+
+fn entries(
+    candidates: &[Candidate],
+    own: (&Locality, &Routing),
     seed: u64,
     loads: &BTreeMap<Lane, Arc<Load>>,
     last: Option<&ServiceView>,
@@ -265,17 +285,16 @@ fn entries<'a>(
     let mut claimed = None;
     // Those whose sidecars went while many did serve only where the service has nobody else: perhaps it is this node that is
     // cut off, and they can be reached.
-    let living = |candidate: &&&Candidate| {
-        candidate.owner != MemberState::Down
-            && gone(candidate, locality, false).or(out_of_rotation(candidate)).is_none()
+    let living = |candidate: &&Candidate| {
+        candidate.owner != MemberState::Down && gone(candidate, own, false).or(out_of_rotation(candidate)).is_none()
     };
     let served = candidates.iter().any(|candidate| living(&candidate));
-    let entry = |&candidate: &&'a Candidate| {
+    let mut entry = |candidate: &Candidate| {
         let record = &candidate.record;
-        let gone = gone(candidate, locality, served);
-        let duplicate = gone.is_none() && claimed == Some(&record.id);
+        let gone = gone(candidate, own, served);
+        let duplicate = gone.is_none() && claimed.as_ref() == Some(&record.id);
         if gone.is_none() {
-            claimed = Some(&record.id);
+            claimed = Some(record.id.clone());
         }
         let excluded = gone.or(duplicate.then_some(Exclusion::DuplicateId)).or(out_of_rotation(candidate));
         InstanceEntry {
@@ -286,7 +305,7 @@ fn entries<'a>(
             cell: cells::of(record, seed, loads.get(&record.lane), last),
         }
     };
-    candidates.iter().map(entry).collect()
+    candidates.iter().map(&mut entry).collect()
 }
 
 /// A lane that would be empty without its flapping instances keeps them: an unsteady one is better than none.
@@ -304,9 +323,12 @@ fn spare_the_last(instances: &mut [InstanceEntry]) {
 
 /// Facts by which an instance does not exist here: it then leaves its id to others. `served`: the service has somebody who
 /// lives.
-fn gone(candidate: &Candidate, locality: &Locality, served: bool) -> Option<Exclusion> {
+fn gone(candidate: &Candidate, (here, rules): (&Locality, &Routing), served: bool) -> Option<Exclusion> {
     match candidate.owner {
-        _ if candidate.record.env != locality.env && !Planted::ForeignEnv.is_on() => Some(Exclusion::OtherEnv),
+        _ if candidate.record.env != here.env && !Planted::ForeignEnv.is_on() => Some(Exclusion::OtherEnv),
+        _ if !rules.regions.is_empty() && !rules.regions.contains(&candidate.record.region) => {
+            Some(Exclusion::OtherRegion)
+        }
         MemberState::Left | MemberState::Down if Planted::KeepDead.is_on() => None,
         MemberState::Left => Some(Exclusion::OwnerLeft),
         MemberState::Down if served || !candidate.stale => Some(Exclusion::OwnerDown),
@@ -338,7 +360,8 @@ fn why_empty(lane: &Lane, instances: &[InstanceEntry]) -> FallbackReason {
         match entry.excluded {
             Some(Exclusion::Critical | Exclusion::OwnerDown | Exclusion::Flapping) => return FallbackReason::Unhealthy,
             Some(Exclusion::Draining | Exclusion::WeightZero) => reason = FallbackReason::Draining,
-            Some(Exclusion::OtherEnv | Exclusion::OwnerLeft | Exclusion::DuplicateId) | None => {}
+            Some(Exclusion::OtherEnv | Exclusion::OtherRegion | Exclusion::OwnerLeft | Exclusion::DuplicateId)
+            | None => {}
         }
     }
     reason
@@ -359,7 +382,9 @@ fn last_good(
         if let Err(at) = lanes.binary_search_by(|lane| lane.name.cmp(&name)) {
             let empty = Some(FallbackReason::Absent);
             let (ring, members, near, load) = (nobody.clone(), Vec::new(), Vec::new(), Arc::default());
-            lanes.insert(at, LaneView { name, ring, members, near, empty, weight: 0, load, had_one: false });
+            let (work, taken, pins, had_one) = (None, u32::MAX, Vec::new(), false);
+            let lane = LaneView { name, ring, members, near, empty, weight: 0, load, work, taken, pins, had_one };
+            lanes.insert(at, lane);
         }
     }
     view(name, instances, policy, lanes, own)

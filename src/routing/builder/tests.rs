@@ -359,3 +359,54 @@ proptest! {
         prop_assert_eq!(before, back);
     }
 }
+
+/// L5: who is of which lane by version, whatever it announces; its own keys move, nobody else's, and a rollback does not mix them.
+#[test]
+fn a_selector_takes_instances_for_their_version() {
+    let mut table = with_policy(fleet(6, 0), policy(0));
+    edit(&mut table, "a5", |record| record.version = "v2.1".parse().unwrap());
+    let mut builder = Builder::new(locality());
+    let before = builder.build(&table, NOW).0;
+    let owners = |snapshot: &Snapshot| {
+        let service = snapshot.service("orders").unwrap();
+        let owner = |user: u32| {
+            let target = choose(snapshot, service, &get(&format!("u{user}")), NOW).instance.unwrap();
+            service.instances[usize::from(target)].record.id.to_string()
+        };
+        (0..500).map(owner).collect::<Vec<_>>()
+    };
+    let old = owners(&before);
+    let selectors: crate::types::Selectors = [("canary".parse().unwrap(), vec!["version:v2*".parse().unwrap()])].into();
+    let selecting = |policy: LanePolicy| LanePolicy { selectors: selectors.clone(), ..policy };
+    let after = builder.build(&with_policy(table.clone(), selecting(policy(0))), NOW).0;
+    let lanes = |snapshot: &Snapshot| {
+        ["stable", "canary"].map(|lane| snapshot.service("orders").unwrap().lane(lane).unwrap().members.len())
+    };
+    assert_eq!(lanes(&after), [5, 1]);
+    for (old, new) in old.iter().zip(owners(&after)).filter(|(old, _)| *old != "a5") {
+        assert_eq!(*old, new, "it was not at the one that was taken");
+    }
+    let off = LanePolicy { off: true, ..selecting(policy(0)) };
+    assert_eq!(lanes(&builder.build(&with_policy(table, off), NOW).0), [5, 1]);
+}
+
+/// R1: what may not leave its region does not, also when nobody else is left.
+#[test]
+fn requests_keep_to_the_regions_that_are_named() {
+    let mut table = fleet(4, 0);
+    edit(&mut table, "a2", |record| record.region = crate::types::Region::new("us").unwrap());
+    edit(&mut table, "a3", |record| record.region = crate::types::Region::new("ap").unwrap());
+    let keeping = |table: &CandidateTable, names: &[&str]| {
+        let regions = names.iter().map(|name| crate::types::Region::new(name).unwrap()).collect();
+        let routing = Routing { regions, prefer_zone: true, ..Routing::default() };
+        Builder::with(locality(), Rules::new(0, routing.into(), &BTreeMap::new())).build(table, NOW).0
+    };
+    let left_out = |snapshot: &Snapshot| (0..4).map(|at| excluded(snapshot, &format!("a{at}"))).collect::<Vec<_>>();
+    let other = Some(Exclusion::OtherRegion);
+    assert_eq!(left_out(&keeping(&table, &["eu", "us"])), [None, None, None, other]);
+    assert_eq!(left_out(&keeping(&table, &[])), [None; 4]);
+    (0..2).for_each(|at| edit(&mut table, &format!("a{at}"), |record| record.health = Health::Critical));
+    let snapshot = keeping(&table, &["eu"]);
+    let service = snapshot.service("orders").unwrap();
+    assert_eq!(choose(&snapshot, service, &get("u1"), NOW).instance, None);
+}

@@ -54,6 +54,8 @@ pub enum SkipReason {
     SlowStart,
     /// It has more than its part of this sidecar's requests in flight (`bounded_load`).
     Loaded,
+    /// Its sidecar says that it has more to do than it can, and it has its smaller part of this sidecar's requests.
+    SaysFull,
     /// It has as many of this sidecar's requests in flight as it may.
     Full,
 }
@@ -147,6 +149,8 @@ pub struct Decision {
     pub skipped: SkippedList,
     /// Local state spoke against every candidate, none of them was even coming back, and the ring's owner was taken all the same.
     pub panic: bool,
+    /// It would leave its lane, but the lane in its place has no room for it (`fallback_capacity`).
+    pub capped: bool,
     /// Its key is spread over so many of the first in its failover order; 1 for an ordinary one.
     pub spread: u8,
     /// Version of the snapshot.
@@ -188,6 +192,7 @@ pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>,
         fallback: None,
         skipped: SkippedList::default(),
         panic: false,
+        capped: false,
         spread: if by_load || key.is_none() { 1 } else { hot::spread(service, key_hash, now) },
         snapshot: snapshot.version,
     };
@@ -196,6 +201,9 @@ pub fn choose(snapshot: &Snapshot, service: &ServiceView, request: &Request<'_>,
     decision.fallback = lane.empty;
     if lane.empty.is_some() {
         decision.served = fallback(service, decided, lane.empty, request.method);
+        if decision.served.is_some() && !lane.is_taken(key_hash) {
+            (decision.served, decision.capped) = (None, true);
+        }
         if let Some(served) = decision.served {
             walk(service, &service.lanes[usize::from(served)], request, now, &mut decision);
         }
@@ -237,17 +245,17 @@ fn lighter(service: &ServiceView, request: &Request<'_>, now: Mono, decision: &m
 /// request is served there. `stable` is never left for this: its floor keeps half of it in use.
 #[cold]
 fn leave(service: &ServiceView, decided: u16, found: Found, request: &Request<'_>, now: Mono, decision: &mut Decision) {
-    let lane = &service.lanes[usize::from(decided)].name;
+    let lane = &service.lanes[usize::from(decided)];
     let may = match found {
-        Found::Full => service.rules.fallback.saturated && !lane.is_stable(),
-        Found::Well | Found::LastResort => service.may_be_left(lane),
+        Found::Full => service.rules.fallback.saturated && !lane.name.is_stable(),
+        Found::Well | Found::LastResort => service.may_be_left(&lane.name),
     };
     let why = match found {
         Found::Full => FallbackReason::Saturated,
         _ if decision.panic => FallbackReason::Sick,
         _ => FallbackReason::Returning,
     };
-    if !may {
+    if !may || !lane.is_taken(decision.key_hash) {
         return;
     }
     let Some(other) = fallback(service, decided, Some(why), request.method) else { return };
@@ -395,6 +403,7 @@ fn walk(service: &ServiceView, lane: &LaneView, request: &Request<'_>, now: Mono
 struct Resorts {
     /// Well, but another request's of the same key.
     well: Option<u16>,
+    says_full: Option<u16>,
     loaded: Option<u16>,
     full: Option<u16>,
     coming_back: Option<u16>,
@@ -403,6 +412,7 @@ struct Resorts {
 impl Resorts {
     fn note(&mut self, instance: u16, why: SkipReason) {
         let place = match why {
+            SkipReason::SaysFull => &mut self.says_full,
             SkipReason::Loaded => &mut self.loaded,
             SkipReason::Full => &mut self.full,
             SkipReason::Ramping | SkipReason::SlowStart => &mut self.coming_back,
@@ -413,7 +423,7 @@ impl Resorts {
 
     #[cold]
     fn settle(self, lane: &LaneView, decision: &mut Decision) -> Found {
-        let well = self.well.or(self.loaded);
+        let well = self.well.or(self.says_full).or(self.loaded);
         decision.instance = well.or(self.full).or(self.coming_back).or_else(|| lane.order(decision.key_hash).next());
         decision.panic = decision.instance.is_some() && well.or(self.full).or(self.coming_back).is_none();
         match (well, self.full) {

@@ -9,6 +9,7 @@ mod command;
 mod files;
 mod hosts;
 mod instances;
+mod lanes;
 mod names;
 mod networks;
 mod orders;

@@ -1,5 +1,6 @@
 //! The data path on real sockets. Numbers in test names are those of the case log.
 
+mod ahead;
 mod breakers;
 mod clients;
 mod failover;

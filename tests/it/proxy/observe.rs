@@ -25,6 +25,8 @@ pub(super) fn canary(size: u16, allow: &[&str]) -> LanePolicy {
         reason: String::new(),
         set_at: Wall(0),
         rules: Vec::new(),
+        reserved: BTreeMap::new(),
+        selectors: BTreeMap::new(),
     }
 }
 

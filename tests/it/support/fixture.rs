@@ -53,6 +53,7 @@ impl Instance {
             updated_at: Wall(0),
             removed: false,
             load: None,
+            counted: false,
         })
     }
 
@@ -91,6 +92,7 @@ pub fn proxy_config() -> Proxy {
         max_headers: 100,
         max_connections: 1_000,
         max_requests_per_instance: 1_000,
+        connect_ahead: 16,
         max_replay_bytes: 65_536,
         h2_max_streams: 100,
         max_retries: 2,

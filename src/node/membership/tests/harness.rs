@@ -292,7 +292,7 @@ impl World {
             match frame {
                 Frame::Foca(packet) => node.m.foca(now, &sender, packet.clone()),
                 Frame::Ctl(ctl) => node.m.ctl(now, &sender, ctl.clone(), &node.trust),
-                Frame::Statement(_) => {}
+                Frame::Statement(_) | Frame::Asked(_) => {}
             }
         }
         node.m.heard(now, &sender);
