@@ -300,6 +300,7 @@ impl SkipReason {
             Self::HalfOpen => "its breaker waits for one request of its own keys to try it",
             Self::Ramping => "it works again, and its keys come back little by little: not this one yet",
             Self::Loaded => "it has more than its part of this sidecar's requests in flight (bounded_load)",
+            Self::Silent => "several requests wait there unheard of, and this one could not be repeated (silent_after)",
             Self::Full => "it has as many of this sidecar's requests in flight as it may",
             Self::SlowStart => "it is new, and its keys come little by little: not this one yet",
         }
@@ -316,6 +317,7 @@ impl SkipReason {
             Self::SlowStart => "slow-start",
             Self::Loaded => "loaded",
             Self::Full => "full",
+            Self::Silent => "silent",
         }
     }
 }

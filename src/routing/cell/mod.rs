@@ -27,7 +27,7 @@ use word::{Phase, Word};
 
 use super::{
     Load,
-    pace::{LANE_PART, OWN_PART, Pace},
+    pace::{LANE, NEARLY_ALL, OWN, Pace},
 };
 use crate::{
     config::{Breaker, Routing},
@@ -56,6 +56,10 @@ struct Counts {
     recent: AtomicU64,
     window: AtomicU64,
     pace: Pace,
+    /// What nearly all of its answers take; kept whatever happens.
+    longest: Pace,
+    /// Requests sent since it last answered one: how many (24 bits), and when the first of them was, in milliseconds.
+    unheard: AtomicU64,
     /// When it last answered anything, in milliseconds; 0: never.
     heard: AtomicU64,
 }
@@ -308,8 +312,8 @@ impl InstanceCell {
 
     /// An answer took so long: whether the instance has become `times` as slow as its lane.
     pub(super) fn is_slow(&self, took: Duration, times: u32) -> bool {
-        let lane = self.load.pace.note(took, LANE_PART);
-        self.counts.0.pace.note(took, OWN_PART).is_slow(lane, times)
+        let lane = self.load.pace.note(took, LANE);
+        self.counts.0.pace.note(took, OWN).is_slow(lane, times)
     }
 
     /// The epoch of results that count now.
@@ -336,6 +340,36 @@ impl InstanceCell {
         let always = self.word.0.fetch_update(Relaxed, Relaxed, slowly);
         debug_assert!(always.is_ok(), "the closure never refuses");
         self.forget();
+    }
+
+    /// A request is sent there.
+    #[inline]
+    pub(super) fn asked(&self, now: Mono) {
+        let before = self.counts.0.unheard.load(Relaxed);
+        let after = if before == 0 { now.millis() & AT_MASK } else { before }.saturating_add(1 << AT_BITS);
+        // On failure somebody else asked or heard at this moment: one more or less says nothing.
+        let _ = self.counts.0.unheard.compare_exchange(before, after, Relaxed, Relaxed);
+    }
+
+    /// A request was answered, after so long.
+    #[inline]
+    pub(super) fn answered(&self, took: Duration) {
+        self.counts.0.unheard.store(0, Relaxed);
+        self.counts.0.longest.note(took, NEARLY_ALL);
+    }
+
+    /// Whether several requests wait there unheard of: [`WAITING`] or more were sent since it last answered one, the first of them
+    /// at least `after` ago, which is also [`TIMES_LONGER`] what nearly all of its answers take. While too little is known of
+    /// those, a second must do.
+    pub(super) fn is_silent(&self, now: Mono, after: Duration) -> bool {
+        let Counts { in_flight, unheard, longest, .. } = &self.counts.0;
+        let word = unheard.load(Relaxed);
+        // Callers that gave up may have been the ones unheard of.
+        if word >> AT_BITS < u64::from(WAITING) || in_flight.load(Relaxed) < WAITING {
+            return false;
+        }
+        let explained = longest.usual().map_or(LONG_ENOUGH, |usual| usual * TIMES_LONGER);
+        now.since(Mono::from_millis(word & AT_MASK)) >= after.max(explained)
     }
 
     /// A response's head came from it, whatever it says.
@@ -394,6 +428,7 @@ impl InstanceCell {
         self.counts.0.recent.store(0, Relaxed);
         self.counts.0.window.store(0, Relaxed);
         self.counts.0.pace.forget();
+        self.counts.0.unheard.store(0, Relaxed);
     }
 
     fn update_recent(&self, change: impl Fn(Recent) -> Recent) -> Recent {
@@ -467,6 +502,15 @@ fn look(word: Word, now: Mono, rules: &Routing) -> Look {
 
 /// For so long only requests that can be repeated elsewhere try an instance.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Fewer requests that wait say little about their instance: they may be slow ones.
+const WAITING: u32 = 3;
+/// A silence is one if it lasts so many times as long as nearly all answers take.
+const TIMES_LONGER: u32 = 3;
+/// And this, where it is not known what answers take.
+const LONG_ENOUGH: Duration = Duration::from_secs(1);
+/// Of times in milliseconds beside a count.
+const AT_BITS: u32 = 40;
+const AT_MASK: u64 = (1 << AT_BITS) - 1;
 /// Bits of the word by which a success has something to do: phase, flags and level.
 const NOTEWORTHY: u64 = 0xff << 56;
 

@@ -56,6 +56,8 @@ pub enum SkipReason {
     Loaded,
     /// It has as many of this sidecar's requests in flight as it may.
     Full,
+    /// Several requests wait there unheard of, and this one could not be repeated elsewhere.
+    Silent,
 }
 
 /// A candidate that the walk passed over.
@@ -264,6 +266,8 @@ pub(super) struct Asking {
     /// The candidate is the key's owner and the request may be the one that tries it: its failure can be repaired elsewhere, or
     /// nobody better has come.
     pub(super) may_try: MayTry,
+    /// It cannot be repeated: it is not sent where several wait unheard of.
+    pub(super) wary: bool,
     pub(super) room: Room,
     pub(super) now: Mono,
 }
@@ -284,7 +288,7 @@ pub(super) fn skip_reason(entry: &InstanceEntry, rules: &Routing, asking: Asking
         return Some(SkipReason::Doubtful);
     }
     match entry.cell.look(asking.now, rules) {
-        Look::Well => asking.room.speaks_against(entry),
+        Look::Well => reason_of_load(entry, rules, asking),
         look => breaker_reason(entry, look, asking),
     }
 }
@@ -302,9 +306,20 @@ fn breaker_reason(entry: &InstanceEntry, look: Look, asking: Asking) -> Option<S
         Look::Ramping { share, fresh } => {
             let waits = admission_hash(asking.key_hash, &entry.record.id) > share;
             let slowly = waits.then_some(if fresh { SkipReason::SlowStart } else { SkipReason::Ramping });
-            slowly.or_else(|| asking.room.speaks_against(entry))
+            slowly.or_else(|| reason_of_load(entry, rules, asking))
         }
     }
+}
+
+/// Why what is in flight there speaks against it.
+#[inline]
+fn reason_of_load(entry: &InstanceEntry, rules: &Routing, asking: Asking) -> Option<SkipReason> {
+    let reason = asking.room.speaks_against(entry);
+    if !asking.wary || reason.is_some() {
+        return reason;
+    }
+    let after = rules.silent_after.filter(|after| entry.cell.is_silent(asking.now, *after));
+    after.map(|_| SkipReason::Silent)
 }
 
 #[inline]
@@ -365,7 +380,8 @@ fn leaves_for(service: &ServiceView, why: Option<FallbackReason>) -> bool {
 fn walk(service: &ServiceView, lane: &LaneView, request: &Request<'_>, now: Mono, decision: &mut Decision) -> Found {
     let may_try = if request.method == MethodClass::Other { MayTry::Overdue } else { MayTry::Yes };
     let room = Room::of(lane, &service.rules);
-    let mut asking = Asking { key_hash: decision.key_hash, may_try, room, now };
+    let wary = request.method == MethodClass::Other;
+    let mut asking = Asking { key_hash: decision.key_hash, may_try, wary, room, now };
     let mut resorts = Resorts::default();
     let mut before = if decision.spread > 1 { hot::pick(request, decision.spread) } else { 0 };
     for instance in lane.order(decision.key_hash) {
@@ -396,6 +412,7 @@ struct Resorts {
     /// Well, but another request's of the same key.
     well: Option<u16>,
     loaded: Option<u16>,
+    silent: Option<u16>,
     full: Option<u16>,
     coming_back: Option<u16>,
 }
@@ -404,6 +421,7 @@ impl Resorts {
     fn note(&mut self, instance: u16, why: SkipReason) {
         let place = match why {
             SkipReason::Loaded => &mut self.loaded,
+            SkipReason::Silent => &mut self.silent,
             SkipReason::Full => &mut self.full,
             SkipReason::Ramping | SkipReason::SlowStart => &mut self.coming_back,
             SkipReason::Doubtful | SkipReason::BreakerOpen | SkipReason::Signalled | SkipReason::HalfOpen => return,
@@ -413,7 +431,7 @@ impl Resorts {
 
     #[cold]
     fn settle(self, lane: &LaneView, decision: &mut Decision) -> Found {
-        let well = self.well.or(self.loaded);
+        let well = self.well.or(self.loaded).or(self.silent);
         decision.instance = well.or(self.full).or(self.coming_back).or_else(|| lane.order(decision.key_hash).next());
         decision.panic = decision.instance.is_some() && well.or(self.full).or(self.coming_back).is_none();
         match (well, self.full) {
