@@ -338,6 +338,9 @@ struct Summary {
     moved: usize,
     others_moved: f64,
     strayed: f64,
+    /// The bad instance's port.
+    #[expect(dead_code, reason = "printed")]
+    bad: u16,
     /// Each user that is not back: what was sent for it in the end, how long it took in milliseconds, and who answered.
     #[expect(dead_code, reason = "printed")]
     strays: BTreeMap<usize, Vec<(u128, Option<u16>)>>,
@@ -379,6 +382,7 @@ impl Summary {
             moved: away.count(),
             others_moved: others.count() as f64,
             strayed: strayed.len() as f64,
+            bad,
             strays: strayed.iter().map(told).collect(),
         }
     }

@@ -56,8 +56,12 @@ impl World {
     pub(super) fn signal_heard(&mut self, host: u32, signal: Signal) {
         let now = self.now;
         let snapshot = self.view(host);
+        let observer = signal.observer.clone();
         let remarks = self.hosts[host as usize].signals.hear(signal, &snapshot, Mono(now));
         self.stats.reports += remarks.len() as u64;
+        if let (Some(record), false) = (&mut self.record, remarks.is_empty()) {
+            record.named.insert(observer);
+        }
     }
 }
 

@@ -158,6 +158,7 @@ pub struct Attempts {
     wary: bool,
     /// It is counted.
     begun: bool,
+    replayable: bool,
     repeatable: bool,
     max_retries: u8,
     per_try: Duration,
@@ -230,6 +231,7 @@ impl Attempts {
             crossed: decision.fallback.is_some(),
             wary: decision.skipped.iter().any(|skipped| skipped.why == SkipReason::Silent),
             begun: false,
+            replayable,
             repeatable,
             max_retries: config.max_retries,
             per_try: config.per_try.min(share),
@@ -369,7 +371,14 @@ impl Attempts {
 
     fn start(&mut self, instance: u16, fresh: bool, service: &ServiceView, now: Mono) {
         if !fresh {
-            service.instances[usize::from(instance)].cell.asked(now);
+            let cell = &service.instances[usize::from(instance)].cell;
+            // A stream's silence is its users', or an upload's.
+            if self.replayable {
+                cell.asked(now);
+            }
+            if service.rules.signals && cell.is_worth_telling(now) {
+                service.state.ring();
+            }
             self.tries = self.tries.saturating_add(1);
         }
         self.since = now;
@@ -432,7 +441,13 @@ impl Attempts {
         let key_hash = self.key_hash;
         // A request that has failed once is not sent to see whether another instance works again.
         let room = Room::of(lane, &service.rules);
-        let asking = Asking { key_hash, may_try: MayTry::No, wary: !self.repeatable, room, now };
+        let asking = Asking {
+            key_hash,
+            may_try: MayTry::No,
+            wary: service.rules.silent_after.filter(|_| !self.repeatable),
+            room,
+            now,
+        };
         let walk = self.walk(service);
         loop {
             let Some(instance) = walk.place.next(lane, key_hash) else {

@@ -8,6 +8,8 @@
 //!
 //! The words of a decision are in `explain`; what happens after it is in `attempts`.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -266,8 +268,8 @@ pub(super) struct Asking {
     /// The candidate is the key's owner and the request may be the one that tries it: its failure can be repaired elsewhere, or
     /// nobody better has come.
     pub(super) may_try: MayTry,
-    /// It cannot be repeated: it is not sent where several wait unheard of.
-    pub(super) wary: bool,
+    /// It cannot be repeated: it is not sent where several have waited unheard of for so long.
+    pub(super) wary: Option<Duration>,
     pub(super) room: Room,
     pub(super) now: Mono,
 }
@@ -288,7 +290,7 @@ pub(super) fn skip_reason(entry: &InstanceEntry, rules: &Routing, asking: Asking
         return Some(SkipReason::Doubtful);
     }
     match entry.cell.look(asking.now, rules) {
-        Look::Well => reason_of_load(entry, rules, asking),
+        Look::Well => reason_of_load(entry, asking),
         look => breaker_reason(entry, look, asking),
     }
 }
@@ -306,20 +308,16 @@ fn breaker_reason(entry: &InstanceEntry, look: Look, asking: Asking) -> Option<S
         Look::Ramping { share, fresh } => {
             let waits = admission_hash(asking.key_hash, &entry.record.id) > share;
             let slowly = waits.then_some(if fresh { SkipReason::SlowStart } else { SkipReason::Ramping });
-            slowly.or_else(|| reason_of_load(entry, rules, asking))
+            slowly.or_else(|| reason_of_load(entry, asking))
         }
     }
 }
 
 /// Why what is in flight there speaks against it.
 #[inline]
-fn reason_of_load(entry: &InstanceEntry, rules: &Routing, asking: Asking) -> Option<SkipReason> {
-    let reason = asking.room.speaks_against(entry);
-    if !asking.wary || reason.is_some() {
-        return reason;
-    }
-    let after = rules.silent_after.filter(|after| entry.cell.is_silent(asking.now, *after));
-    after.map(|_| SkipReason::Silent)
+fn reason_of_load(entry: &InstanceEntry, asking: Asking) -> Option<SkipReason> {
+    let silent = |after| entry.cell.is_silent(asking.now, after).then_some(SkipReason::Silent);
+    asking.room.speaks_against(entry).or_else(|| asking.wary.and_then(silent))
 }
 
 #[inline]
@@ -380,7 +378,7 @@ fn leaves_for(service: &ServiceView, why: Option<FallbackReason>) -> bool {
 fn walk(service: &ServiceView, lane: &LaneView, request: &Request<'_>, now: Mono, decision: &mut Decision) -> Found {
     let may_try = if request.method == MethodClass::Other { MayTry::Overdue } else { MayTry::Yes };
     let room = Room::of(lane, &service.rules);
-    let wary = request.method == MethodClass::Other;
+    let wary = service.rules.silent_after.filter(|_| request.method == MethodClass::Other);
     let mut asking = Asking { key_hash: decision.key_hash, may_try, wary, room, now };
     let mut resorts = Resorts::default();
     let mut before = if decision.spread > 1 { hot::pick(request, decision.spread) } else { 0 };

@@ -315,7 +315,13 @@ fn a_decision_is_small_and_the_same_again() {
 /// So many are sent there at once and wait for so long.
 fn wait_at(entry: &InstanceEntry, count: usize, millis: u64) -> Vec<InFlight> {
     let since = Mono::from_millis(NOW.millis() - millis);
-    (0..count).map(|_| entry.cell.asked(since)).map(|()| entry.cell.enter()).collect()
+    (0..count).for_each(|_| entry.cell.asked(since));
+    (0..count).map(|_| entry.cell.enter()).collect()
+}
+
+/// What its answers take is known: 3 ms.
+fn known(entry: &InstanceEntry) {
+    (0..40).for_each(|_| entry.cell.answered(Duration::from_millis(3)));
 }
 
 #[test]
@@ -326,6 +332,9 @@ fn a_silent_instance_gets_nothing_that_cannot_be_repeated() {
     let entry = &service.instances[usize::from(order[0])];
     let goes = || [get("ann"), post("ann")].map(|request| choose(&snapshot, service, &request, NOW).instance.unwrap());
     let (here, next) = ([order[0]; 2], [order[0], order[1]]);
+    drop(wait_at(entry, 3, 60_000));
+    assert_eq!(goes(), here, "it is not known yet what its answers take");
+    known(entry);
     let two = wait_at(entry, 2, 5_000);
     assert_eq!(goes(), here, "two may be slow ones");
     let third = wait_at(entry, 1, 50);
@@ -356,6 +365,7 @@ fn silence_is_nothing_where_the_rules_say_so() {
     let snapshot = crate::routing::Builder::with(locality(), rules).build(&fleet(4, 0), NOW).0;
     let service = snapshot.service("orders").unwrap();
     let owner = choose(&snapshot, service, &post("ann"), NOW).instance.unwrap();
+    known(&service.instances[usize::from(owner)]);
     let waiting = wait_at(&service.instances[usize::from(owner)], 9, 60_000);
     assert_eq!(choose(&snapshot, service, &post("ann"), NOW).instance, Some(owner));
     drop(waiting);
@@ -370,7 +380,8 @@ proptest! {
         let service = snapshot.service("orders").unwrap();
         let who = user.to_string();
         let order: Vec<u16> = service.lanes[0].order(key_hash(who.as_bytes())).collect();
-        let at = |instance: &u16| silent[*instance as usize];
+        let at = |instance: &u16| silent[usize::from(*instance)];
+        service.instances.iter().for_each(known);
         let waiting: Vec<_> =
             order.iter().filter(|instance| at(instance)).map(|instance| wait_at(&service.instances[usize::from(*instance)], 3, 2_000)).collect();
         let next = order.iter().find(|instance| !at(instance)).unwrap_or(&order[0]);

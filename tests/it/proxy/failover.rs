@@ -405,7 +405,7 @@ fn where_several_wait_unheard_of_no_post_is_sent() {
     hangs.store(true, SeqCst);
     let mut waiting: Vec<_> = (0..3).map(|_| proxy.client()).collect();
     let get = format!("GET / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\n\r\n");
-    waiting.iter_mut().for_each(|client| client.send(&get));
+    waiting.iter_mut().for_each(|client| _ = client.send(&get));
     eventually("they wait", || proxy.running.as_ref().unwrap().in_flight() == 3);
     thread::sleep(Duration::from_millis(150));
     assert_eq!(by().as_deref(), Some("up"));
