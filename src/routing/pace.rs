@@ -116,6 +116,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn nearly_all_answers_are_below() {
+        let pace = Pace::default();
+        assert_eq!(pace.usual(), None);
+        let mut above = 0;
+        for n in 0..20_000_u64 {
+            let took = Duration::from_micros(10_000 + n * 7_919 % 10_000);
+            above += u32::from(n >= 10_000 && pace.usual().is_some_and(|usual| took > usual));
+            pace.note(took, NEARLY_ALL);
+        }
+        assert!((100..=300).contains(&above), "{above} of 10,000, and 200 are one in 50");
+    }
+
     fn snapshot(slow: Option<u32>) -> Arc<Snapshot> {
         let breaker = Breaker { slow, ..Routing::default().breaker };
         let rules = Rules::new(0, Arc::new(Routing { breaker, ..Routing::default() }), &BTreeMap::new());
