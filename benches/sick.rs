@@ -46,6 +46,8 @@ const WORK: Duration = Duration::from_millis(3);
 const BEFORE: Duration = Duration::from_secs(3);
 const DURING: Duration = Duration::from_secs(12);
 const AFTER: Duration = Duration::from_secs(14);
+/// Longer than any request takes while all is well.
+const UNDER_WAY: Duration = Duration::from_millis(100);
 /// Longest wait for a process.
 const START: Duration = Duration::from_secs(20);
 
@@ -362,7 +364,10 @@ impl Summary {
             let within = all().filter(|seen| seen.sent >= from && seen.sent < to);
             within.filter_map(|seen| Some((seen.user, seen.by?))).collect()
         };
-        let (before, during, after) = (served((warm, sick)), served(last(well)), served(last(end)));
+        // Whoever is under way at the moment of the fault may already be served elsewhere because of it, which says nothing of where
+        // its user was at home.
+        let settled = sick - UNDER_WAY;
+        let (before, during, after) = (served((warm, settled)), served(last(well)), served(last(end)));
         let others = during.iter().filter(|(user, by)| before.get(user).is_some_and(|was| was != *by && *was != bad));
         let away = during.iter().filter(|(user, by)| before.get(user) == Some(&bad) && **by != bad);
         let strayed: Vec<usize> = after
