@@ -17,7 +17,8 @@ mod story;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use app::serve as serve_app;
 
@@ -33,12 +34,19 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Ctrl-C, SIGTERM, or the terminal is gone. If signals can't be waited for, the end is now.
-async fn told_to_end() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let [interrupt, terminate, hangup] =
-        [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
-    if let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) = (interrupt, terminate, hangup) {
+/// The signals that end a demo: Ctrl-C, SIGTERM, and the terminal is gone.
+struct ToldToEnd([Signal; 3]);
+
+impl ToldToEnd {
+    /// From here on these signals no longer kill the process: before it has made anything that would be left behind.
+    fn listen() -> Result<Self> {
+        let caught = |kind| signal(kind).context("can't catch signals");
+        Ok(Self([caught(SignalKind::interrupt())?, caught(SignalKind::terminate())?, caught(SignalKind::hangup())?]))
+    }
+
+    /// Until one of them has come.
+    async fn wait(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
@@ -60,11 +68,12 @@ pub fn end_with_parent(parent: u32) -> bool {
 
 /// Runs the demo; exit code 1 when a claim fails. Cleans up after itself, also on Ctrl-C, SIGTERM and SIGHUP.
 pub async fn run(options: Options) -> Result<ExitCode> {
+    let mut told_to_end = ToldToEnd::listen()?;
     let mut screen = Screen::new(options.json);
     let mut mesh = Mesh::new()?;
     let outcome = tokio::select! {
         outcome = story::tell(&mut mesh, &mut screen) => Some(outcome),
-        () = told_to_end() => None,
+        () = told_to_end.wait() => None,
     };
     let Some(outcome) = outcome else {
         screen.say("interrupted: stopping the mesh");
@@ -85,7 +94,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     }
     if options.keep {
         screen.say(&mesh.things_to_try());
-        told_to_end().await;
+        told_to_end.wait().await;
     }
     mesh.stop().await;
     Ok(if summary.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })

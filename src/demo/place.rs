@@ -3,12 +3,17 @@
 //! A living demo holds a lock on a file in its directory; the system lets go of it however the process ends. A directory is
 //! removed only where the name is a demo's, the owner is this user, the lock file is there and nobody holds it. Whoever keeps a
 //! directory for its logs takes the lock file out.
+//!
+//! The sidecars of a demo that was killed die a moment after it: until then one of them may hold the lock (between fork and exec
+//! it has all that its parent had), or write a file into a directory that is being removed. So the lock file goes last, and what
+//! could not be removed is tried again, for a while beside the new demo and by every later one.
 
 use std::{
     fs::{self, File},
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -31,7 +36,11 @@ impl Place {
         fs::create_dir_all(&dir).with_context(fault)?;
         let lock = locked(&dir).with_context(fault)?;
         let owner = fs::metadata(&dir).with_context(fault)?.uid();
-        sweep(base, &dir, owner);
+        if sweep(base, &dir, owner) == Swept::SomethingLeft {
+            let (base, own) = (base.to_owned(), dir.clone());
+            // Not waited for: what it has not removed when this demo ends is the next one's.
+            std::thread::spawn(move || sweep_on(&base, &own, owner));
+        }
         Ok(Self { dir, _lock: lock })
     }
 
@@ -61,25 +70,79 @@ fn locked(dir: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-fn sweep(base: &Path, own: &Path, owner: u32) {
-    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-        let dir = entry.path();
-        if named && dir != own && is_dead(&dir, owner).unwrap_or(false) {
-            // What can't be removed is tried by the next demo.
-            let _ = fs::remove_dir_all(&dir);
+#[expect(clippy::disallowed_methods, reason = "a thread of its own, for some seconds")]
+fn sweep_on(base: &Path, own: &Path, owner: u32) {
+    for _ in 0..SWEEPS {
+        std::thread::sleep(BETWEEN_SWEEPS);
+        if sweep(base, own, owner) == Swept::All {
+            break;
         }
     }
 }
 
-/// Whether it is a directory of this user's demos whose process has ended.
-fn is_dead(dir: &Path, owner: u32) -> io::Result<bool> {
+/// What of a sweep is left: of living demos as well, they are not told apart from a dead one whose lock a dying child holds.
+#[derive(Debug, PartialEq, Eq)]
+enum Swept {
+    All,
+    SomethingLeft,
+}
+
+fn sweep(base: &Path, own: &Path, owner: u32) -> Swept {
+    let mut swept = Swept::All;
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let dir = entry.path();
+        if !named || dir == own {
+            continue;
+        }
+        let gone = match life_of(&dir, owner) {
+            Ok(Life::Dead) => remove_lock_last(&dir).is_ok(),
+            Ok(Life::Foreign) | Err(_) => true,
+            Ok(Life::Held) => false,
+        };
+        if !gone {
+            swept = Swept::SomethingLeft;
+        }
+    }
+    swept
+}
+
+/// A removal that does not come to its end leaves a directory that the next sweep still knows for a demo's.
+fn remove_lock_last(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name() == LOCK {
+            continue;
+        }
+        if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+    }
+    fs::remove_dir_all(dir)
+}
+
+enum Life {
+    /// The lock is free.
+    Dead,
+    /// Somebody holds the lock.
+    Held,
+    /// Not a directory of this user's.
+    Foreign,
+}
+
+/// Whether it is a directory of this user's demos, and its process has ended. An error: no demo's, or its logs were kept.
+fn life_of(dir: &Path, owner: u32) -> io::Result<Life> {
     let meta = fs::symlink_metadata(dir)?;
-    Ok(meta.is_dir() && meta.uid() == owner && File::open(dir.join(LOCK))?.try_lock().is_ok())
+    if !meta.is_dir() || meta.uid() != owner {
+        return Ok(Life::Foreign);
+    }
+    Ok(if File::open(dir.join(LOCK))?.try_lock().is_ok() { Life::Dead } else { Life::Held })
 }
 
 const PREFIX: &str = "lanemesh-demo-";
 const LOCK: &str = "demo.lock";
+/// Sweeps beside the new demo when the first left something, and the time between two: ten seconds in all. A killed process
+/// is gone within one, on a machine with anything left to give.
+const SWEEPS: u32 = 40;
+const BETWEEN_SWEEPS: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
@@ -105,5 +168,45 @@ mod tests {
         assert!(elsewhere.path().join(LOCK).exists() && next.dir().exists());
         next.remove();
         assert!(!next.dir().exists());
+    }
+
+    /// A child that dies a moment after its parent: what it holds, and what it writes while the directory is removed.
+    #[test]
+    fn what_a_dying_child_still_holds_is_removed_as_soon_as_it_lets_go() {
+        let base = tempfile::tempdir().unwrap();
+        let killed = Place::within(base.path(), 1).unwrap();
+        let left = killed.dir().to_owned();
+        let inherited = killed._lock.try_clone().unwrap();
+        drop(killed);
+        let owner = fs::metadata(base.path()).unwrap().uid();
+        assert_eq!(sweep(base.path(), Path::new(""), owner), Swept::SomethingLeft);
+        assert!(left.exists());
+        drop(inherited);
+        sweep_on(base.path(), Path::new(""), owner);
+        assert!(!left.exists());
+    }
+
+    #[test]
+    fn a_removal_that_does_not_come_to_its_end_is_gone_on_with() {
+        let base = tempfile::tempdir().unwrap();
+        let killed = Place::within(base.path(), 1).unwrap();
+        let left = killed.dir().to_owned();
+        drop(killed);
+        let data = left.join("data");
+        fs::create_dir(&data).unwrap();
+        let owner = fs::metadata(base.path()).unwrap().uid();
+        std::thread::scope(|scope| {
+            let child = scope.spawn(|| {
+                for file in 0..2_000 {
+                    let _ = fs::write(data.join(file.to_string()), "x");
+                }
+            });
+            while !child.is_finished() {
+                sweep(base.path(), Path::new(""), owner);
+                assert!(!left.exists() || left.join(LOCK).exists());
+            }
+        });
+        assert_eq!(sweep(base.path(), Path::new(""), owner), Swept::All);
+        assert!(!left.exists());
     }
 }

@@ -72,6 +72,8 @@ pub(super) struct Follower {
     line: [u8; KEPT],
     line_length: usize,
     first_line: bool,
+    /// The request line's method is over.
+    in_target: bool,
     head_bytes: usize,
     headers: usize,
     length: Option<u64>,
@@ -91,6 +93,7 @@ impl Follower {
             line: [0; KEPT],
             line_length: 0,
             first_line: true,
+            in_target: false,
             head_bytes: 0,
             headers: 0,
             length: None,
@@ -171,7 +174,7 @@ impl Follower {
         self.line_length += kept.len();
         if self.place == Place::Head {
             self.head_bytes += part.len() + usize::from(end.is_some());
-            if self.first_line && part.contains(&b'#') {
+            if self.first_line && self.target_of(part).contains(&b'#') {
                 self.fault.get_or_insert(Fault::Target);
             }
         }
@@ -181,6 +184,16 @@ impl Follower {
         self.end_line();
         self.line_length = 0;
         &rest[1..]
+    }
+
+    /// What of this further part of a request line is behind the method, whose name may have a `#` in it.
+    fn target_of<'a>(&mut self, part: &'a [u8]) -> &'a [u8] {
+        if self.in_target {
+            return part;
+        }
+        let Some(space) = part.iter().position(|c| *c == b' ') else { return &[] };
+        self.in_target = true;
+        &part[space..]
     }
 
     /// Whether a head with this further part of a line would be beyond the limits.
@@ -205,7 +218,7 @@ impl Follower {
 
     fn begin_head(&mut self) {
         self.place = Place::Head;
-        self.first_line = true;
+        (self.first_line, self.in_target) = (true, false);
         (self.head_bytes, self.headers, self.lengths, self.encodings) = (0, 0, 0, 0);
         (self.length, self.fault) = (None, None);
     }
@@ -307,6 +320,9 @@ mod tests {
             }
         }
         assert_eq!(follow(b"GET /a#b HTTP/1.1\r\n\r\n", 4).fault(0), Some(Fault::Target));
+        for piece in [1, 3, 100] {
+            assert_eq!(follow(b"A#B /a HTTP/1.1\r\n\r\n", piece).fault(0), None, "a method may be called that");
+        }
     }
 
     #[test]

@@ -135,18 +135,29 @@ impl Entry {
     }
 }
 
-/// For how long an instance keeps an idle connection, as seen when it closed one. A request that meets the close on its way is
-/// lost, and one that must not be repeated is lost for the user: it does not take a connection that is about to be closed.
+/// For how long an instance keeps an idle connection, as seen: when it closed one, and when it did not. A request that meets the
+/// close on its way is lost, and one that must not be repeated is lost for the user: it takes only a connection that has not
+/// rested longer than others have rested before it and lived, and not one that is about to be closed.
 #[derive(Default)]
 struct Patience {
-    /// The shortest, and when it was seen last.
+    /// The shortest rest that ended with a close, and when it was seen last.
     seen: Cell<Option<(Duration, Mono)>>,
+    /// The longest rest that did not, since the last close that contradicts it.
+    lived: Cell<Duration>,
 }
 
 impl Patience {
     fn closed_after(&self, rest: Duration, now: Mono) {
         let shortest = self.known(now).map_or(rest, |known| known.min(rest));
         self.seen.set(Some((shortest, now)));
+        // Earlier than others were closed: it was restarted, perhaps as something that closes sooner.
+        let lived = self.lived.get();
+        self.lived.set(if rest < lived { Duration::ZERO } else { lived.min(before(rest)) });
+    }
+
+    /// A connection has rested for so long, and is still there.
+    fn lives_after(&self, rest: Duration) {
+        self.lived.set(self.lived.get().max(rest));
     }
 
     /// A restart closes connections at any age: what was seen is not held against the instance for ever.
@@ -156,10 +167,17 @@ impl Patience {
 
     /// Whether a connection that has rested for so long will still be there for a request.
     fn holds(&self, rest: Duration, now: Mono) -> bool {
-        self.known(now).is_none_or(|known| rest < known.saturating_sub((known / 5).max(MARGIN)))
+        rest <= self.lived.get().max(TRUSTED) && self.known(now).is_none_or(|known| rest < before(known))
     }
 }
 
+/// The rest that still leaves a request the time to arrive before a close.
+fn before(close: Duration) -> Duration {
+    close.saturating_sub((close / 5).max(MARGIN))
+}
+
+/// A rest that every instance is trusted to bear: it is about to read the next request, not to give up.
+const TRUSTED: Duration = Duration::from_millis(5);
 /// How long a closed idle connection is remembered.
 const REMEMBERED: Duration = Duration::from_secs(300);
 /// Least distance kept from the moment of closing, for the request to arrive.
@@ -468,6 +486,10 @@ impl Pool {
         self.entries.borrow_mut().retain(|_, entry| {
             entry.idle.retain(|link| !link.sender.is_closed() && now.since(link.since.get()) <= self.idle_limit.get());
             entry.plain.retain(|link| now.since(link.since) <= self.idle_limit.get());
+            let rests = entry.idle.iter().map(|link| link.since.get()).chain(entry.plain.iter().map(|link| link.since));
+            if let Some(oldest) = rests.min() {
+                entry.patience.lives_after(now.since(oldest));
+            }
             // The pool's own handle is the last one: no snapshot holds the instance.
             Arc::strong_count(&entry.cell) > 1
         });
@@ -527,5 +549,29 @@ impl Lease {
         if let Carrier::Http1(link) = carrier {
             pool.give_back(key, link);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn an_idle_connection_is_trusted_as_far_as_others_have_lived() {
+        let patience = Patience::default();
+        let now = Mono::ZERO + Duration::from_secs(1);
+        assert!(patience.holds(TRUSTED, now) && !patience.holds(TRUSTED + MS, now));
+        patience.lives_after(MS * 700);
+        assert!(patience.holds(MS * 700, now) && !patience.holds(MS * 701, now));
+        patience.closed_after(MS * 800, now);
+        assert!(patience.holds(MS * 639, now) && !patience.holds(MS * 640, now));
+        // A restart: whatever listens there now has not shown anything.
+        patience.closed_after(MS * 300, now);
+        assert!(patience.holds(TRUSTED, now) && !patience.holds(TRUSTED + MS, now));
+        patience.lives_after(MS * 900);
+        assert!(patience.holds(MS * 239, now) && !patience.holds(MS * 240, now));
+        assert!(patience.holds(MS * 900, now + REMEMBERED));
     }
 }

@@ -17,7 +17,7 @@ use crate::support::{
     process::{Mesh, Pod, run, wait, within},
 };
 
-/// A drain lets what is in flight finish and sends nothing new; then SIGTERM with a request in flight waits for it.
+/// C93: a drain lets what is in flight finish and sends nothing new; then SIGTERM with a request in flight waits for it.
 #[test]
 fn drain_and_sigterm_let_requests_in_flight_finish() {
     let mesh = Mesh::new("prod");

@@ -323,6 +323,35 @@ fn a_post_does_not_race_with_the_close_of_an_idle_connection() {
 }
 
 #[test]
+fn a_post_trusts_no_idle_connection_before_others_have_lived_as_long() {
+    // Nothing is known of it yet: it closes 60 ms after each answer, and what comes in between is lost.
+    let up = Upstream::start(|_, _| vec![Act::ok("ok"), Act::Pause(Duration::from_millis(60)), Act::Close]);
+    let proxy = Fixture::new(&[Instance::new("o0", up.addr)]);
+    let mut client = proxy.client();
+    for n in 0..40 {
+        assert_eq!(client.ask(POST).status, 200, "{n}");
+        thread::sleep(Duration::from_millis(20 + n));
+    }
+    assert_eq!(up.seen().len(), 40, "each once");
+}
+
+#[test]
+fn a_post_takes_an_idle_connection_of_an_instance_that_keeps_them() {
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::new(&[Instance::new("o0", up.addr)]);
+    let mut client = proxy.client();
+    assert_eq!(client.ask(POST).status, 200);
+    // The pause is the subject: connections that have rested are what it learns from.
+    thread::sleep(Duration::from_millis(2_500));
+    for n in 0..10 {
+        assert_eq!(client.ask(POST).status, 200, "{n}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    // The first after the pause rests longer than any was seen to live; from there on there are two that have.
+    assert_eq!((up.seen().len(), up.connections()), (11, 2));
+}
+
+#[test]
 fn the_head_of_a_slow_answer_is_not_withheld() {
     let up = Upstream::start(|_, _| {
         vec![
