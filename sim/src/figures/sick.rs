@@ -103,8 +103,10 @@ fn play(how: &str, value: Option<f64>, seed: u64) -> Seen {
     (scenario.mesh.shallow, scenario.mesh.breaker_slow) = (true, 4);
     scenario.step.push(Step { how: Some(how.into()), value, ..step(BEGINS, Do::App, BAD, LASTS) });
     let mut world = world(scenario, seed);
-    world.advance(seconds(BEGINS + LASTS - 0.01));
+    // While the sick one is still on the ring: what refuses is seen by its checks and taken off it.
+    world.advance(seconds(BEGINS - 0.01));
     let next = nexts(&world);
+    world.advance(seconds(BEGINS + LASTS - 0.01));
     // Of the quiet time in between nothing is kept.
     world.advance(seconds(BACK));
     world.advance(seconds(BACK + 10.0));
