@@ -46,6 +46,8 @@ const WORK: Duration = Duration::from_millis(3);
 const BEFORE: Duration = Duration::from_secs(3);
 const DURING: Duration = Duration::from_secs(12);
 const AFTER: Duration = Duration::from_secs(14);
+/// Longer than any request takes while all is well.
+const UNDER_WAY: Duration = Duration::from_millis(100);
 /// Longest wait for a process.
 const START: Duration = Duration::from_secs(20);
 
@@ -338,6 +340,9 @@ struct Summary {
     moved: usize,
     others_moved: f64,
     strayed: f64,
+    /// The bad instance's port.
+    #[expect(dead_code, reason = "printed")]
+    bad: u16,
     /// Each user that is not back: what was sent for it in the end, how long it took in milliseconds, and who answered.
     #[expect(dead_code, reason = "printed")]
     strays: BTreeMap<usize, Vec<(u128, Option<u16>)>>,
@@ -359,7 +364,10 @@ impl Summary {
             let within = all().filter(|seen| seen.sent >= from && seen.sent < to);
             within.filter_map(|seen| Some((seen.user, seen.by?))).collect()
         };
-        let (before, during, after) = (served((warm, sick)), served(last(well)), served(last(end)));
+        // Whoever is under way at the moment of the fault may already be served elsewhere because of it, which says nothing of where
+        // its user was at home.
+        let settled = sick - UNDER_WAY;
+        let (before, during, after) = (served((warm, settled)), served(last(well)), served(last(end)));
         let others = during.iter().filter(|(user, by)| before.get(user).is_some_and(|was| was != *by && *was != bad));
         let away = during.iter().filter(|(user, by)| before.get(user) == Some(&bad) && **by != bad);
         let strayed: Vec<usize> = after
@@ -379,6 +387,7 @@ impl Summary {
             moved: away.count(),
             others_moved: others.count() as f64,
             strayed: strayed.len() as f64,
+            bad,
             strays: strayed.iter().map(told).collect(),
         }
     }

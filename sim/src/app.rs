@@ -51,6 +51,10 @@ pub struct App {
     pub withdrawn: bool,
     /// Whether its checks see no more than that it listens.
     pub shallow: bool,
+    /// Requests a second that it serves; 0: no limit.
+    pub most_rate: u32,
+    /// Until when it works on what it has taken.
+    pub busy_until: Time,
     /// Its sidecar's checks.
     pub gate: Gate,
     /// What it can do, in parts of what an ordinary one can.
@@ -61,8 +65,16 @@ pub struct App {
 
 impl App {
     /// How long it works on a request, and with which status it answers; `None`: it never does.
-    pub fn serve(&self, chance: &mut Chance) -> Option<(Time, u16)> {
+    pub fn serve(&mut self, now: Time, chance: &mut Chance) -> Option<(Time, u16)> {
         let work = (chance.between(1.0, 15.0) * MILLI as f64) as Time;
+        if let (Mood::Well, Some(each)) = (self.mood, SECOND.checked_div(u64::from(self.most_rate))) {
+            // One that has more to do than it gets done soon says so at once.
+            if self.busy_until > now + LONGEST_QUEUE {
+                return Some((MILLI, 503));
+            }
+            self.busy_until = self.busy_until.max(now) + each;
+            return Some((self.busy_until - now + work, 200));
+        }
         match self.mood {
             Mood::Well => Some((work, 200)),
             Mood::Hang => None,
@@ -102,5 +114,7 @@ impl App {
     }
 }
 
+/// Work that waits, beyond which an application that has a limit refuses more.
+const LONGEST_QUEUE: Time = 100 * MILLI;
 /// A check's time.
 pub const CHECK_TIMEOUT: Time = 500 * MILLI;

@@ -63,6 +63,7 @@ impl Log {
             Event::Due => (19, 0, 0),
             Event::Free(run) => (20, pair(run.host, run.epoch), 0),
             Event::Gone(run) => (21, pair(run.host, run.epoch), 0),
+            Event::Waited { flight, outcome, end, .. } => (23, u64::from(*flight) ^ kind_of(*outcome), *end),
             Event::Tell(run) => (22, pair(run.host, run.epoch), 0),
         };
         let mut bytes = [0; 32];

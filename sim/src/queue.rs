@@ -55,6 +55,8 @@ pub enum Event {
     Flight(u32),
     /// A try ends.
     Tried { flight: u32, outcome: Outcome, status: u16 },
+    /// A try that would end at `end` has waited for as long as a silent instance is waited for, since `since`.
+    Waited { flight: u32, since: Time, end: Time, outcome: Outcome, status: u16 },
     /// A stopped process goes on.
     Resume(Run),
     /// A starving process loses its turn.

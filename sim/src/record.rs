@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use lanemesh::types::{MemberState, NodeId};
+use lanemesh::{
+    routing::MethodClass,
+    types::{MemberState, NodeId},
+};
 
 use crate::queue::Time;
 
@@ -19,6 +22,27 @@ pub struct Turn {
     pub state: MemberState,
 }
 
+/// A request that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Landed {
+    /// When it came.
+    pub begun: Time,
+    /// How long it took.
+    pub took: Time,
+    /// Whose sidecar handled it.
+    pub from: u32,
+    /// Index of its service.
+    pub service: usize,
+    /// Who sent it.
+    pub user: u32,
+    /// Its method's class.
+    pub class: MethodClass,
+    /// The host whose application answered below 500; `None`: it failed.
+    pub by: Option<u32>,
+    /// How often it was sent, at least once.
+    pub tries: u32,
+}
+
 /// What was written down, in order.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -28,4 +52,6 @@ pub struct Record {
     pub firsts: Vec<(Time, u32)>,
     /// Who was named for what is not believed.
     pub named: BTreeSet<NodeId>,
+    /// Requests, by their end.
+    pub landed: Vec<Landed>,
 }

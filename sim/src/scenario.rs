@@ -100,6 +100,10 @@ pub struct Mesh {
     pub idle: f64,
     /// Whether sidecars tell each other what fails.
     pub signals: bool,
+    /// `routing.breaker_slow` of every sidecar; 0 is off.
+    pub breaker_slow: u32,
+    /// Requests a second that an application serves; what is above it gets 503 at once. 0: no limit.
+    pub most_rate: u32,
     /// Whether checks see no more of an application than that it listens.
     pub shallow: bool,
     /// Requests a second that an ordinary instance can serve; its weight then follows its load. 0: nobody measures that.
@@ -130,6 +134,8 @@ impl Default for Mesh {
             contacts: None,
             idle: 180.0,
             signals: true,
+            breaker_slow: 0,
+            most_rate: 0,
             shallow: false,
             capacity: 0.0,
             link: Quality::default(),

@@ -282,6 +282,10 @@ pub(super) const KEYS: &[Key] = keys! {
         "bounded_load" Whole(100, 1_000), Unset("125", "no bound"),
             "Most of this sidecar's requests in flight at one instance, in per cent of what it would have if all of its lane had \
              theirs by weight (fewer than 5 always go); further ones go on in failover order. For services whose keys differ much in load.";
+        "silent_after" Span(ms(0), s(60)), Is("100ms"),
+            "Where three requests or more have been sent to an instance since it last answered one, and the first of them so long ago (and \
+             three times as long as nearly all of its answers take), requests that could not be repeated, such as POST, go on in \
+             failover order until it answers: they would be lost if it hangs. 0ms: they go there all the same.";
         "spread" Texts, Is(""),
             "Keys that are too much for one instance, each with a number, such as \"tenant-7=4\": its requests are spread over the first \
              so many (2 to 64) instances of its failover order.";

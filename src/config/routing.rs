@@ -33,6 +33,9 @@ pub struct Routing {
     pub balance: Balance,
     /// Most of this sidecar's requests in flight at one instance, in per cent of its even part; `None` for no bound (R8).
     pub bounded_load: Option<u16>,
+    /// A request that cannot be repeated is not sent where several have waited unheard of for so long (and longer than its answers
+    /// take); `None`: it is.
+    pub silent_after: Option<Duration>,
     /// Requests in flight at which an instance is full: `proxy.max_requests_per_instance`.
     pub most_in_flight: u32,
     /// Keys that are spread, and over how many instances each.
@@ -116,6 +119,7 @@ impl Default for Routing {
             regions: Vec::new(),
             balance: Balance::Ring,
             bounded_load: None,
+            silent_after: Some(Duration::from_millis(100)),
             most_in_flight: 4_096,
             spread: Vec::new(),
             pin: Vec::new(),
@@ -262,6 +266,9 @@ pub(super) fn read(s: &Section<'_>, base: &Routing, f: &mut Faults) -> Routing {
     set(&mut rules.balance, s.given(f, "balance", balance));
     if let Some(percent) = s.given(f, "bounded_load", |v, k| values::whole(v, k).map(small)) {
         rules.bounded_load = Some(percent);
+    }
+    if let Some(after) = s.given(f, "silent_after", values::span) {
+        rules.silent_after = Some(after).filter(|after| !after.is_zero());
     }
     set(&mut rules.spread, s.given(f, "spread", spread));
     set(&mut rules.pin, s.given(f, "pin", pin));

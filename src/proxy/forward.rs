@@ -191,7 +191,7 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
                         let now = exchange.worker.clock.mono();
                         match grpc::outcome(exchange.flight.grpc, &answer.head) {
                             Some(outcome) => attempts.ended(outcome, exchange.routed, now),
-                            None => exchange.flight.pending = attempts.hand_over(),
+                            None => exchange.flight.pending = attempts.hand_over(exchange.routed, now),
                         }
                         exchange.flight.retries = u32::from(attempts.retries());
                         return Ok(*answer);

@@ -329,6 +329,7 @@ impl SkipReason {
             Self::SaysFull => {
                 "its sidecar says that it has more to do than it can, and it has its smaller part of this sidecar's requests"
             }
+            Self::Silent => "several requests wait there unheard of, and this one could not be repeated (silent_after)",
             Self::Full => "it has as many of this sidecar's requests in flight as it may",
             Self::SlowStart => "it is new, and its keys come little by little: not this one yet",
         }
@@ -346,6 +347,7 @@ impl SkipReason {
             Self::Loaded => "loaded",
             Self::SaysFull => "says-full",
             Self::Full => "full",
+            Self::Silent => "silent",
         }
     }
 }

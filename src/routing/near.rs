@@ -85,7 +85,9 @@ impl LaneView {
     /// The level where a key begins: an index into `near`, or its length for the whole lane.
     #[inline]
     pub(super) fn first_level(&self, key_hash: u64) -> usize {
-        if self.near.is_empty() { 0 } else { self.first_near(key_hash) }
+        // While the own zone is enough, which is usual, every key begins there.
+        let all_near = self.near.first().is_none_or(|near| near.share == u32::MAX);
+        if all_near { 0 } else { self.first_near(key_hash) }
     }
 
     #[cold]

@@ -1,9 +1,11 @@
-//! Slow instances: with `breaker_slow` an instance whose answers take that many times what its lane's usually take is kept away
-//! like one that fails.
+//! What answers usually take. Slow instances: with `breaker_slow` an instance whose answers take that many times what its lane's
+//! usually take is kept away like one that fails. Silent instances: of each instance it is known what nearly all of its answers
+//! take, so that a longer silence means something (see [`super::cell`]).
 //!
 //! What is usual is a running median: every answer moves it by a fixed part towards itself, whatever it took, so that a few very slow
 //! ones, or one instance of many, hardly count. Frugal streaming (Ma, Muthukrishnan, Sandler 2013) with steps in proportion.
-//! Times are up to the response's head. Off unless asked for: where keys differ much in what they cost, an instance can be slow for
+//! Where steps up are longer than those down, it settles at a higher quantile instead of the median.
+//! Times are up to the response's head. Slowness is off unless asked for: where keys differ much in what they cost, an instance can be slow for
 //! its keys' sake.
 
 use std::{
@@ -11,9 +13,17 @@ use std::{
     time::Duration,
 };
 
-/// A running median, and of how many.
+/// A running median or higher quantile, and of how many.
 #[derive(Debug, Default)]
 pub(super) struct Pace(AtomicU64);
+
+/// By which part of itself a pace moves with an answer: up with one that took longer, down with one that did not. It settles where
+/// the two are in balance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Parts {
+    up: u32,
+    down: u32,
+}
 
 /// What a pace says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,17 +33,16 @@ pub(super) struct Usual {
 }
 
 impl Pace {
-    /// An answer took so long; `part`: by which part of itself the median moves.
-    pub(super) fn note(&self, took: Duration, part: u32) -> Usual {
+    /// An answer took so long.
+    pub(super) fn note(&self, took: Duration, parts: Parts) -> Usual {
         let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).max(1);
         let mut after = Usual { answers: 0, micros: 0 };
         let always = self.0.fetch_update(Relaxed, Relaxed, |word| {
             let (answers, micros) = ((word >> 32) as u32, word as u32);
-            let step = (micros / part).max(1);
             let micros = match micros {
                 0 => took,
-                micros if took > micros => micros.saturating_add(step),
-                micros if took < micros => micros.saturating_sub(step).max(1),
+                micros if took > micros => micros.saturating_add((micros / parts.up).max(1)),
+                micros if took < micros => micros.saturating_sub((micros / parts.down).max(1)).max(1),
                 micros => micros,
             };
             after = Usual { answers: answers.saturating_add(1), micros };
@@ -41,6 +50,12 @@ impl Pace {
         });
         debug_assert!(always.is_ok(), "the closure never refuses");
         after
+    }
+
+    /// What it says now; `None` before there were enough answers.
+    pub(super) fn usual(&self) -> Option<Duration> {
+        let word = self.0.load(Relaxed);
+        ((word >> 32) as u32 >= ENOUGH).then(|| Duration::from_micros(word & u64::from(u32::MAX)))
     }
 
     pub(super) fn forget(&self) {
@@ -62,10 +77,12 @@ impl Usual {
 const ENOUGH: u32 = 24;
 /// Five milliseconds: less is nobody's concern.
 const A_MOMENT_MICROS: u32 = 5_000;
-/// By which part of itself an instance's median moves with an answer, and its lane's.
-pub(super) const OWN_PART: u32 = 8;
-/// See [`OWN_PART`].
-pub(super) const LANE_PART: u32 = 64;
+/// An instance's median.
+pub(super) const OWN: Parts = Parts { up: 8, down: 8 };
+/// A lane's median.
+pub(super) const LANE: Parts = Parts { up: 64, down: 64 };
+/// What nearly all of an instance's answers take: about 49 of 50 are below it.
+pub(super) const NEARLY_ALL: Parts = Parts { up: 8, down: 8 * 49 };
 
 #[cfg(test)]
 mod tests {
@@ -89,14 +106,27 @@ mod tests {
         #[test]
         fn it_finds_the_middle(first in 1_u64..10_000_000, low in 1_000_u64..50_000, outliers in any::<bool>()) {
             let pace = Pace::default();
-            pace.note(Duration::from_micros(first), LANE_PART);
+            pace.note(Duration::from_micros(first), LANE);
             let mut usual = 0;
             for n in 0..2_000_u64 {
                 let took = if outliers && n % 10 == 0 { 3_600_000_000 } else { low + n * 7_919 % low };
-                usual = pace.note(Duration::from_micros(took), LANE_PART).micros;
+                usual = pace.note(Duration::from_micros(took), LANE).micros;
             }
             prop_assert!((low - low / 10..=2 * low + low / 10).contains(&u64::from(usual)), "{} of {}", usual, low);
         }
+    }
+
+    #[test]
+    fn nearly_all_answers_are_below() {
+        let pace = Pace::default();
+        assert_eq!(pace.usual(), None);
+        let mut above = 0;
+        for n in 0..20_000_u64 {
+            let took = Duration::from_micros(10_000 + n * 7_919 % 10_000);
+            above += u32::from(n >= 10_000 && pace.usual().is_some_and(|usual| took > usual));
+            pace.note(took, NEARLY_ALL);
+        }
+        assert!((100..=300).contains(&above), "{above} of 10,000, and 200 are one in 50");
     }
 
     fn snapshot(slow: Option<u32>) -> Arc<Snapshot> {

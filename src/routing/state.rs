@@ -19,6 +19,7 @@ pub struct ServiceState {
     held: AtomicU64,
     returned: AtomicU64,
     signalled: AtomicU64,
+    wary: AtomicU64,
     /// Rung when there is something to tell other sidecars.
     bell: Option<Arc<Bell>>,
 }
@@ -79,6 +80,15 @@ impl ServiceState {
     /// Retries that the budget did not allow so far.
     pub fn retries_denied(&self) -> u64 {
         self.denied.load(Relaxed)
+    }
+
+    /// Requests so far that could not be repeated and passed over an instance where several waited unheard of.
+    pub fn silent_avoided(&self) -> u64 {
+        self.wary.load(Relaxed)
+    }
+
+    pub(super) fn count_wary(&self) {
+        self.wary.fetch_add(1, Relaxed);
     }
 
     pub(super) fn count_denied(&self) {

@@ -40,7 +40,7 @@ impl fmt::Debug for ViewCollector {
 /// Name, help and reading of a counter by service.
 type CounterOf = (&'static str, &'static str, fn(&ServiceView) -> u64);
 
-const COUNTERS: [CounterOf; 5] = [
+const COUNTERS: [CounterOf; 6] = [
     ("breaker_opened", "Breakers of instances that opened", |service| service.state.breakers().opened),
     ("breaker_held", "Breakers that should have opened, but too much of the lane was kept away already", |service| {
         service.state.breakers().held
@@ -51,6 +51,11 @@ const COUNTERS: [CounterOf; 5] = [
     ("breaker_signalled", "Instances kept away because other sidecars saw them fail", |service| {
         service.state.breakers().signalled
     }),
+    (
+        "silent_avoided",
+        "Requests that could not be repeated and passed over an instance where several waited unheard of",
+        |service| service.state.silent_avoided(),
+    ),
     ("retries_denied", "Retries that the service's retry budget did not allow", |service| {
         service.state.retries_denied()
     }),

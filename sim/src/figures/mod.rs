@@ -11,6 +11,7 @@
 mod calm;
 mod crash;
 mod heal;
+mod sick;
 mod signals;
 mod spread;
 
@@ -84,6 +85,13 @@ pub const CASES: &[Case] = &[
         group: "routing",
         run: signals::sick,
     },
+    Case {
+        name: "sick",
+        about: "one of ten instances is sick: failures, latency, who moves and comes back",
+        group: "routing",
+        run: sick::one,
+    },
+    Case { name: "most", about: "three quarters of a service fail", group: "routing", run: sick::most },
     Case { name: "lies", about: "sidecars say of well instances that they fail", group: "routing", run: signals::lies },
 ];
 

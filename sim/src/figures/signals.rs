@@ -103,6 +103,17 @@ pub fn lies(size: Size, tell: &mut dyn FnMut(Figure)) {
         let share = away as f64 / looks.max(1) as f64;
         let failed = counts(&world).failed - before.failed;
         let goal = if liars == 1 { 0.0 } else { 0.1 };
+        let lied = |host: &crate::host::Host| host.index >= NODES - liars;
+        let is_named =
+            |host: &&crate::host::Host| world.record.as_ref().is_some_and(|record| record.named.contains(&host.id));
+        let (named, wrongly): (Vec<bool>, Vec<bool>) =
+            world.hosts.iter().filter(is_named).map(lied).partition(|lied| *lied);
+        tell(Figure {
+            what: format!("of {liars} such sidecars of {NODES}: named in a log line; others that were"),
+            goal: format!("{liars}; 0"),
+            ours: format!("{}; {}", named.len(), wrongly.len()),
+            met: named.len() == liars as usize && wrongly.is_empty(),
+        });
         tell(Figure {
             what: format!("healthy instances kept away while {liars} of {NODES} sidecars lie for 90 s"),
             goal: format!("at most {:.0} % of the time, 0 failed requests", goal * 100.0),

@@ -19,6 +19,7 @@ use crate::{
     cpu::Cpu,
     host::{Disk, Host, Off},
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
+    scenario::Mesh,
     trust::SimTrust,
 };
 
@@ -64,11 +65,10 @@ impl World {
         // By turns, so that every service has its share of canaries.
         let turn = f64::from(index / mesh.services);
         let canary = ((turn + 1.0) * mesh.canary).floor() > (turn * mesh.canary).floor();
-        let mut apps = vec![new_app(index, 0, &self.services, canary, mesh.shallow)];
+        let mut apps = vec![new_app(index, 0, &self.services, canary, mesh)];
         if index == 0 {
             apps.extend(
-                (0..mesh.extra_instances.min(250))
-                    .map(|at| new_app(0, at as u8 + 1, &self.services, false, mesh.shallow)),
+                (0..mesh.extra_instances.min(250)).map(|at| new_app(0, at as u8 + 1, &self.services, false, mesh)),
             );
         }
         self.hosts.push(Host {
@@ -148,7 +148,7 @@ impl World {
         (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
-        super::signals::begin(entry, self.scenario.mesh.signals, &self.rings);
+        super::signals::begin(entry, &self.scenario.mesh, &self.rings);
         self.addrs.insert(addr, host);
         self.announce_all(host);
         let clock = self.hosts[at].now(now);
@@ -311,7 +311,7 @@ pub(super) fn new_gate() -> Gate {
     Gate::new(2, 2)
 }
 
-fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool, shallow: bool) -> App {
+fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], canary: bool, mesh: &Mesh) -> App {
     let service = (host as usize + usize::from(number)) % services.len();
     let id = match number {
         0 => format!("{}-{host}", services[service]),
@@ -331,7 +331,9 @@ fn new_app(host: u32, number: u8, services: &[lanemesh::types::ServiceName], can
         well_since: None,
         weight: 100,
         withdrawn: false,
-        shallow,
+        shallow: mesh.shallow,
+        most_rate: mesh.most_rate,
+        busy_until: 0,
         gate: new_gate(),
         strength: 1.0,
         asked: (0, 0),

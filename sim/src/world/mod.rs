@@ -250,6 +250,7 @@ impl World {
             Event::Client(run) => self.client(run),
             Event::Flight(flight) => self.fly(flight),
             Event::Tried { flight, outcome, status } => self.tried(flight, outcome, status),
+            Event::Waited { flight, since, end, outcome, status } => self.waited(flight, since, end, (outcome, status)),
             Event::Resume(run) => self.resume(run),
             Event::Starve { at, fault } => self.starve(at, fault),
             Event::Begin(step) => self.begin(step),

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use lanemesh::{
-    config::Routing,
+    config::{Breaker, Routing},
     routing::{Bell, Builder, Rings, Rules, Signals},
     types::{Mono, Signal},
 };
@@ -12,11 +12,14 @@ use super::World;
 use crate::{
     host::Host,
     queue::{Event, MILLI, Run, Time},
+    scenario::Mesh,
 };
 
 /// What a run begins with: no view, nothing heard.
-pub(super) fn begin(host: &mut Host, on: bool, rings: &Rings) {
-    let routing = Arc::new(Routing { signals: on, ..Routing::default() });
+pub(super) fn begin(host: &mut Host, mesh: &Mesh, rings: &Rings) {
+    let slow = (mesh.breaker_slow > 0).then_some(mesh.breaker_slow);
+    let breaker = Breaker { slow, ..Routing::default().breaker };
+    let routing = Arc::new(Routing { signals: mesh.signals, breaker, ..Routing::default() });
     let rules = Rules::new(u64::from(host.index), routing, &BTreeMap::new());
     host.bell = Arc::new(Bell::new(|| {}));
     host.signals = Signals::new(host.id.clone());
@@ -53,8 +56,12 @@ impl World {
     pub(super) fn signal_heard(&mut self, host: u32, signal: Signal) {
         let now = self.now;
         let snapshot = self.view(host);
+        let observer = signal.observer.clone();
         let remarks = self.hosts[host as usize].signals.hear(signal, &snapshot, Mono(now));
         self.stats.reports += remarks.len() as u64;
+        if let (Some(record), false) = (&mut self.record, remarks.is_empty()) {
+            record.named.insert(observer);
+        }
     }
 }
 

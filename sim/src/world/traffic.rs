@@ -6,7 +6,10 @@ use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 use lanemesh::{
     lanes::{Head, PlainHead},
     node::Input,
-    routing::{Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, Outcome, Request, Snapshot, Step, choose},
+    routing::{
+        Attempts, AttemptsConfig, Decision, GiveUp, InFlight, MethodClass, Outcome, Request, ServiceView, Snapshot,
+        Step, choose,
+    },
     types::{Health, Mono},
 };
 
@@ -18,6 +21,7 @@ use crate::{
     app::CHECK_TIMEOUT,
     invariants::Try,
     queue::{Event, MILLI, Run, SECOND, Time},
+    record::Landed,
 };
 
 /// Time limits of a request, as the configuration's defaults have them.
@@ -56,6 +60,8 @@ pub struct Flight {
     /// How its tries ended, in order; also those over a pooled connection that had closed.
     pub outcomes: Vec<Outcome>,
     attempts: Attempts,
+    /// The instance that it waits for.
+    waits: Option<(u16, InFlight)>,
     /// Start of the application that the current try went to.
     app_start: u32,
 }
@@ -125,6 +131,7 @@ impl World {
             sent: 0,
             outcomes: Vec::new(),
             attempts,
+            waits: None,
             app_start: 0,
         };
         self.with_checks(|checks, world, found| {
@@ -219,10 +226,35 @@ impl World {
                     checks.iter_mut().for_each(|check| check.tried(world, &attempt, found));
                 });
                 let (delay, outcome, status) = self.exchange(&mut flight, target, fresh, until.0 - self.now);
-                self.after(delay, Event::Tried { flight: at, outcome, status });
+                flight.waits = Some((instance, entry.cell.enter()));
+                self.wait(at, self.now + delay, (outcome, status), elsewhere(&flight, view));
             }
         }
         self.flights[at as usize] = Some(flight);
+    }
+
+    /// A try goes on until it ends, or until it is time to see whether anybody hears of the instance.
+    fn wait(&mut self, at: u32, end: Time, (outcome, status): (Outcome, u16), elsewhere: bool) {
+        let since = self.now;
+        match elsewhere && since + SILENCE < end {
+            true => self.queue.plan(since + SILENCE, Event::Waited { flight: at, since, end, outcome, status }),
+            false => self.queue.plan(end, Event::Tried { flight: at, outcome, status }),
+        }
+    }
+
+    /// An instance that has several waiting and answers nobody is left, as the proxy does (`proxy.timeouts.silence`).
+    pub(super) fn waited(&mut self, at: u32, since: Time, end: Time, (outcome, status): (Outcome, u16)) {
+        let Some(flight) = &self.flights[at as usize] else { return };
+        let view =
+            flight.snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
+        let silent = flight.waits.as_ref().is_some_and(|(instance, _)| {
+            let cell = &view.instances[usize::from(*instance)].cell;
+            cell.in_flight() >= WAITING && cell.last_heard().is_none_or(|heard| heard.0 <= since)
+        });
+        match silent {
+            true => self.tried(at, Outcome::Timeout, 0),
+            false => self.wait(at, end, (outcome, status), true),
+        }
     }
 
     /// A try ends.
@@ -232,6 +264,10 @@ impl World {
         let outcome = self.as_it_came(&flight, target, outcome);
         let snapshot = flight.snapshot.clone();
         let view = snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
+        let waited = flight.waits.take();
+        if let (Some((instance, _)), Outcome::Answered(_) | Outcome::RetryableStatus(_)) = (&waited, outcome) {
+            view.instances[usize::from(*instance)].cell.heard(Mono(self.now));
+        }
         flight.outcomes.push(outcome);
         if matches!(outcome, Outcome::Reset | Outcome::Timeout | Outcome::RetryableStatus(_)) {
             flight.sent += 1;
@@ -301,9 +337,10 @@ impl World {
         self.pooled.insert(way, (start, self.now));
         let frozen = self.hosts[to as usize].frozen.then(|| self.hosts[to as usize].paused).flatten();
         let mut chance = self.chance(&[SERVE, u64::from(to), self.now, u64::from(flight.user)]);
+        let now = self.now;
         let state = &mut self.hosts[to as usize].apps[usize::from(app)];
         state.asked.0 += 1;
-        let served = state.serve(&mut chance);
+        let served = state.serve(now, &mut chance);
         let sent = self.links.repeated(from, to, 200 * MILLI, limit);
         let back = self.links.repeated(to, from, 200 * MILLI, limit);
         let (Some((work, status)), Some(sent), Some(back)) = (served, sent, back) else {
@@ -322,6 +359,15 @@ impl World {
     fn landed(&mut self, flight: &Flight, end: End) {
         let took = self.now - flight.begun;
         self.stats.landed(flight, end, took, self.now);
+        if let Some(record) = &mut self.record {
+            let by = match end {
+                End::Answered(status, target) if status < 500 => Some(target.host),
+                _ => None,
+            };
+            let (from, tries) = (flight.at.host, flight.sent.max(1));
+            let (service, user, class, begun) = (flight.service, flight.user, flight.class, flight.begun);
+            record.landed.push(Landed { begun, took, from, service, user, class, by, tries });
+        }
         self.with_checks(|checks, world, found| {
             checks.iter_mut().for_each(|check| check.landed(world, flight, end, found));
         });
@@ -408,6 +454,13 @@ impl World {
     }
 }
 
+/// Whether a request could be answered by another instance than the one it is at, as the proxy sees it.
+fn elsewhere(flight: &Flight, view: &ServiceView) -> bool {
+    let lane = flight.decision.served.and_then(|served| view.lanes.get(usize::from(served)));
+    let others = lane.map_or(0, |lane| lane.members.len()).min(usize::from(TIMEOUTS.max_retries) + 1);
+    flight.class != MethodClass::Other && others > flight.tries.len()
+}
+
 /// A user's subject.
 pub fn subject(user: u32) -> String {
     format!("user-{user}")
@@ -429,6 +482,10 @@ pub const TESTERS_HEADER: (&str, &str) = ("x-tester", "1");
 const CLIENT: u64 = 20;
 const SERVE: u64 = 21;
 const CHECK: u64 = 22;
+/// Silence of an instance, after which another is asked where that is safe (the configuration's default).
+const SILENCE: Time = SECOND;
+/// Requests that must wait for a silence to count, as in the proxy.
+const WAITING: u32 = 2;
 /// To connect to an instance.
 const CONNECT: Time = SECOND;
 /// How long a connection to an instance is kept.

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
-    Decision, LaneView, ServiceView, Ticket,
+    Decision, LaneView, ServiceView, SkipReason, Ticket,
     choose::{Asking, MayTry, skip_reason},
     floor,
     load::Room,
@@ -154,8 +154,11 @@ pub struct Attempts {
     panic: bool,
     /// It has left its lane.
     crossed: bool,
+    /// It passed over an instance for those that wait there.
+    wary: bool,
     /// It is counted.
     begun: bool,
+    replayable: bool,
     repeatable: bool,
     max_retries: u8,
     per_try: Duration,
@@ -227,7 +230,9 @@ impl Attempts {
             lane: decision.served.unwrap_or(0),
             panic: decision.panic,
             crossed: decision.fallback.is_some(),
+            wary: decision.skipped.iter().any(|skipped| skipped.why == SkipReason::Silent),
             begun: false,
+            replayable,
             repeatable,
             max_retries: config.max_retries,
             per_try: config.per_try.min(share),
@@ -255,7 +260,7 @@ impl Attempts {
                 State::Waiting { until, .. } if now < until => return Step::Wait(until),
                 State::Waiting { instance, .. } => {
                     self.ticket = Some(service.instances[usize::from(instance)].cell.force());
-                    self.start(instance, false, now);
+                    self.start(instance, false, service, now);
                 }
                 State::Ready { .. } if !self.begun => self.begin(service, now),
                 State::Ready { instance, fresh, checked } => {
@@ -264,7 +269,7 @@ impl Attempts {
                         self.ticket = if checked { cell.admit(now, &service.rules) } else { Some(cell.force()) };
                     }
                     if self.ticket.is_some() {
-                        self.start(instance, fresh, now);
+                        self.start(instance, fresh, service, now);
                     } else {
                         // Another request took the place of the one that tries it since the decision. It stays untried.
                         self.state = match self.advance(service, now) {
@@ -317,8 +322,9 @@ impl Attempts {
     }
 
     /// The try has an answer, of which only the end will say how it went (gRPC): over, and whoever reads on tells.
-    pub fn hand_over(&mut self) -> Option<Pending> {
+    pub fn hand_over(&mut self, service: &ServiceView, now: Mono) -> Option<Pending> {
         let State::Trying { instance, .. } = self.state else { return None };
+        service.instances[usize::from(instance)].cell.answered(now.since(self.since));
         self.state = State::Over(GiveUp::RetriesUsedUp);
         self.ticket.take().map(|ticket| Pending { ticket, instance, lane: self.lane })
     }
@@ -330,8 +336,11 @@ impl Attempts {
         if outcome == Outcome::Timeout && self.per_try < self.patience {
             return;
         }
-        let took = Some(now.since(self.since));
-        note(ticket, outcome, took, (instance, self.lane), service, now);
+        let took = now.since(self.since);
+        if matches!(outcome, Outcome::Answered(_) | Outcome::RetryableStatus(_) | Outcome::Called(_)) {
+            service.instances[usize::from(instance)].cell.answered(took);
+        }
+        note(ticket, outcome, Some(took), (instance, self.lane), service, now);
     }
 
     /// Tries after the first, whatever ended it; the fresh connection after one that was certainly stale is not another try.
@@ -345,6 +354,9 @@ impl Attempts {
         let most = service.rules.fallback.per_second.filter(|_| self.crossed);
         if most.is_none_or(|most| service.state.fallbacks.allows(now, most)) {
             service.state.budget.request(now);
+            if self.wary {
+                service.state.count_wary();
+            }
             if let Some(above) = service.rules.spread_above {
                 service.state.rates.count(self.key_hash, above, now);
             }
@@ -358,8 +370,16 @@ impl Attempts {
         self.tries
     }
 
-    fn start(&mut self, instance: u16, fresh: bool, now: Mono) {
+    fn start(&mut self, instance: u16, fresh: bool, service: &ServiceView, now: Mono) {
         if !fresh {
+            let cell = &service.instances[usize::from(instance)].cell;
+            // A stream's silence is its users', or an upload's.
+            if self.replayable {
+                cell.asked(now);
+            }
+            if service.rules.signals && cell.is_worth_telling(now) {
+                service.state.ring();
+            }
             self.tries = self.tries.saturating_add(1);
         }
         self.since = now;
@@ -421,7 +441,14 @@ impl Attempts {
         let panic = self.panic;
         let key_hash = self.key_hash;
         // A request that has failed once is not sent to see whether another instance works again.
-        let asking = Asking { key_hash, may_try: MayTry::No, room: Room::of(lane, &service.rules), now };
+        let room = Room::of(lane, &service.rules);
+        let asking = Asking {
+            key_hash,
+            may_try: MayTry::No,
+            wary: service.rules.silent_after.filter(|_| !self.repeatable),
+            room,
+            now,
+        };
         let walk = self.walk(service);
         loop {
             let Some(instance) = walk.place.next(lane, key_hash) else {

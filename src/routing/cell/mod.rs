@@ -27,7 +27,7 @@ use word::{Phase, Word};
 
 use super::{
     Load,
-    pace::{LANE_PART, OWN_PART, Pace},
+    pace::{LANE, NEARLY_ALL, OWN, Pace},
 };
 use crate::{
     config::{Breaker, Routing},
@@ -56,6 +56,10 @@ struct Counts {
     recent: AtomicU64,
     window: AtomicU64,
     pace: Pace,
+    /// What nearly all of its answers take; kept whatever happens.
+    longest: Pace,
+    /// Requests sent since it last answered one: how many (24 bits), and when the first of them was, in milliseconds.
+    unheard: AtomicU64,
     /// When it last answered anything, in milliseconds; 0: never.
     heard: AtomicU64,
 }
@@ -236,7 +240,10 @@ impl InstanceCell {
         }
         let word = Word::unpack(packed);
         if ticket.epoch != word.epoch {
-            return false;
+            // Others' word keeps it away, and it answers what was sent before: where nothing failed here, that speaks louder.
+            let doubted = word.phase == Phase::Open && word.fresh && word.epoch == ticket.epoch.wrapping_add(1);
+            let failed_here = self.counts.0.recent.load(Relaxed) != 0;
+            return doubted && !failed_here && self.comes_back(packed, word.ramping(now));
         }
         if packed & NOTEWORTHY == 0 {
             // Read first: the usual case writes nothing more.
@@ -272,8 +279,18 @@ impl InstanceCell {
     }
 
     /// What this sidecar saw of its last requests there, if one of them failed lately: how many it looked at, and how many of
-    /// those failed. Where the last ones all failed, only those: what went well before a fault says nothing about it.
+    /// those failed. Where the last ones all failed, only those: what went well before a fault says nothing about it. Of an
+    /// instance that has fallen silent those that wait count as failed.
     pub(super) fn seen(&self, now: Mono, rules: &Routing) -> Option<(u16, u16)> {
+        let (ended, waiting) = (self.seen_to_end(now, rules), self.unheard(now, WORTH_TELLING));
+        match ended {
+            _ if waiting == 0 => ended,
+            Some((attempts, failures)) if attempts == failures && failures > waiting => ended,
+            _ => Some((waiting, waiting)),
+        }
+    }
+
+    fn seen_to_end(&self, now: Mono, rules: &Routing) -> Option<(u16, u16)> {
         let recent = Recent::unpack(self.counts.0.recent.load(Relaxed));
         if rules.breaker.failures == 0 {
             let window = Window::unpack(self.counts.0.window.load(Relaxed));
@@ -308,8 +325,8 @@ impl InstanceCell {
 
     /// An answer took so long: whether the instance has become `times` as slow as its lane.
     pub(super) fn is_slow(&self, took: Duration, times: u32) -> bool {
-        let lane = self.load.pace.note(took, LANE_PART);
-        self.counts.0.pace.note(took, OWN_PART).is_slow(lane, times)
+        let lane = self.load.pace.note(took, LANE);
+        self.counts.0.pace.note(took, OWN).is_slow(lane, times)
     }
 
     /// The epoch of results that count now.
@@ -338,6 +355,47 @@ impl InstanceCell {
         self.forget();
     }
 
+    /// A request is sent there.
+    #[inline]
+    pub(super) fn asked(&self, now: Mono) {
+        let before = self.counts.0.unheard.load(Relaxed);
+        let after = if before == 0 { now.millis() & AT_MASK } else { before }.saturating_add(1 << AT_BITS);
+        // On failure somebody else asked or heard at this moment: one more or less says nothing.
+        let _ = self.counts.0.unheard.compare_exchange(before, after, Relaxed, Relaxed);
+    }
+
+    /// A request was answered, after so long.
+    #[inline]
+    pub(super) fn answered(&self, took: Duration) {
+        self.counts.0.unheard.store(0, Relaxed);
+        self.counts.0.longest.note(took, NEARLY_ALL);
+    }
+
+    /// Whether a request that can't be repeated is better not sent there: several wait unheard of, for at least `after`.
+    pub(super) fn is_silent(&self, now: Mono, after: Duration) -> bool {
+        self.unheard(now, Silence { waiting: 3, times: 3, after }) > 0
+    }
+
+    /// Whether its silence is worth telling others.
+    pub(super) fn is_worth_telling(&self, now: Mono) -> bool {
+        self.unheard(now, WORTH_TELLING) > 0
+    }
+
+    /// Requests sent there since it last answered one, if that is a silence.
+    fn unheard(&self, now: Mono, silence: Silence) -> u16 {
+        let Counts { in_flight, unheard, longest, .. } = &self.counts.0;
+        let word = unheard.load(Relaxed);
+        let count = word >> AT_BITS;
+        // Those that were sent may have been given up by their callers.
+        if count < u64::from(silence.waiting) || in_flight.load(Relaxed) < silence.waiting {
+            return 0;
+        }
+        // Before it is known what its answers take, nothing is.
+        let Some(usual) = longest.usual() else { return 0 };
+        let waited = now.since(Mono::from_millis(word & AT_MASK));
+        if waited < silence.after.max(usual * silence.times) { 0 } else { u16::try_from(count).unwrap_or(u16::MAX) }
+    }
+
     /// A response's head came from it, whatever it says.
     #[inline]
     pub fn heard(&self, now: Mono) {
@@ -361,11 +419,12 @@ impl InstanceCell {
         InFlight { cell: self.clone(), in_lane: self.load.enter() }
     }
 
-    /// The try's answer: from open to ramping, with nothing on record.
+    /// The try's answer: from open to ramping, with nothing else on record.
     fn comes_back(&self, packed: u64, next: Word) -> bool {
         let won = self.word.0.compare_exchange(packed, next.pack(), Relaxed, Relaxed).is_ok();
         if won {
             self.forget();
+            self.update_recent(|recent| recent.success(true));
         }
         won
     }
@@ -394,6 +453,7 @@ impl InstanceCell {
         self.counts.0.recent.store(0, Relaxed);
         self.counts.0.window.store(0, Relaxed);
         self.counts.0.pace.forget();
+        self.counts.0.unheard.store(0, Relaxed);
     }
 
     fn update_recent(&self, change: impl Fn(Recent) -> Recent) -> Recent {
@@ -467,6 +527,22 @@ fn look(word: Word, now: Mono, rules: &Routing) -> Look {
 
 /// For so long only requests that can be repeated elsewhere try an instance.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// When nothing heard means something.
+#[derive(Debug, Clone, Copy)]
+struct Silence {
+    /// So many requests wait, or more: fewer may be slow ones.
+    waiting: u32,
+    /// The first of them so many times as long as nearly all of the instance's answers take,
+    times: u32,
+    /// and for at least so long.
+    after: Duration,
+}
+
+/// Longer than what a runtime that cleans up its memory usually stands still.
+const WORTH_TELLING: Silence = Silence { waiting: 2, times: 6, after: Duration::from_millis(300) };
+/// Of times in milliseconds beside a count.
+const AT_BITS: u32 = 40;
+const AT_MASK: u64 = (1 << AT_BITS) - 1;
 /// Bits of the word by which a success has something to do: phase, flags and level.
 const NOTEWORTHY: u64 = 0xff << 56;
 

@@ -8,6 +8,8 @@
 //!
 //! The words of a decision are in `explain`; what happens after it is in `attempts`.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -58,6 +60,8 @@ pub enum SkipReason {
     SaysFull,
     /// It has as many of this sidecar's requests in flight as it may.
     Full,
+    /// Several requests wait there unheard of, and this one could not be repeated elsewhere.
+    Silent,
 }
 
 /// A candidate that the walk passed over.
@@ -272,6 +276,8 @@ pub(super) struct Asking {
     /// The candidate is the key's owner and the request may be the one that tries it: its failure can be repaired elsewhere, or
     /// nobody better has come.
     pub(super) may_try: MayTry,
+    /// It cannot be repeated: it is not sent where several have waited unheard of for so long.
+    pub(super) wary: Option<Duration>,
     pub(super) room: Room,
     pub(super) now: Mono,
 }
@@ -292,7 +298,7 @@ pub(super) fn skip_reason(entry: &InstanceEntry, rules: &Routing, asking: Asking
         return Some(SkipReason::Doubtful);
     }
     match entry.cell.look(asking.now, rules) {
-        Look::Well => asking.room.speaks_against(entry),
+        Look::Well => reason_of_load(entry, asking),
         look => breaker_reason(entry, look, asking),
     }
 }
@@ -310,9 +316,16 @@ fn breaker_reason(entry: &InstanceEntry, look: Look, asking: Asking) -> Option<S
         Look::Ramping { share, fresh } => {
             let waits = admission_hash(asking.key_hash, &entry.record.id) > share;
             let slowly = waits.then_some(if fresh { SkipReason::SlowStart } else { SkipReason::Ramping });
-            slowly.or_else(|| asking.room.speaks_against(entry))
+            slowly.or_else(|| reason_of_load(entry, asking))
         }
     }
+}
+
+/// Why what is in flight there speaks against it.
+#[inline]
+fn reason_of_load(entry: &InstanceEntry, asking: Asking) -> Option<SkipReason> {
+    let silent = |after| entry.cell.is_silent(asking.now, after).then_some(SkipReason::Silent);
+    asking.room.speaks_against(entry).or_else(|| asking.wary.and_then(silent))
 }
 
 #[inline]
@@ -373,7 +386,8 @@ fn leaves_for(service: &ServiceView, why: Option<FallbackReason>) -> bool {
 fn walk(service: &ServiceView, lane: &LaneView, request: &Request<'_>, now: Mono, decision: &mut Decision) -> Found {
     let may_try = if request.method == MethodClass::Other { MayTry::Overdue } else { MayTry::Yes };
     let room = Room::of(lane, &service.rules);
-    let mut asking = Asking { key_hash: decision.key_hash, may_try, room, now };
+    let wary = service.rules.silent_after.filter(|_| request.method == MethodClass::Other);
+    let mut asking = Asking { key_hash: decision.key_hash, may_try, wary, room, now };
     let mut resorts = Resorts::default();
     let mut before = if decision.spread > 1 { hot::pick(request, decision.spread) } else { 0 };
     for instance in lane.order(decision.key_hash) {
@@ -405,6 +419,7 @@ struct Resorts {
     well: Option<u16>,
     says_full: Option<u16>,
     loaded: Option<u16>,
+    silent: Option<u16>,
     full: Option<u16>,
     coming_back: Option<u16>,
 }
@@ -414,6 +429,7 @@ impl Resorts {
         let place = match why {
             SkipReason::SaysFull => &mut self.says_full,
             SkipReason::Loaded => &mut self.loaded,
+            SkipReason::Silent => &mut self.silent,
             SkipReason::Full => &mut self.full,
             SkipReason::Ramping | SkipReason::SlowStart => &mut self.coming_back,
             SkipReason::Doubtful | SkipReason::BreakerOpen | SkipReason::Signalled | SkipReason::HalfOpen => return,
@@ -423,7 +439,7 @@ impl Resorts {
 
     #[cold]
     fn settle(self, lane: &LaneView, decision: &mut Decision) -> Found {
-        let well = self.well.or(self.says_full).or(self.loaded);
+        let well = self.well.or(self.says_full).or(self.loaded).or(self.silent);
         decision.instance = well.or(self.full).or(self.coming_back).or_else(|| lane.order(decision.key_hash).next());
         decision.panic = decision.instance.is_some() && well.or(self.full).or(self.coming_back).is_none();
         match (well, self.full) {

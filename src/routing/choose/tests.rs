@@ -1,11 +1,14 @@
 //! Who is decided to go where, and that it stays so.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    config::Routing,
     lanes::LaneReason,
-    routing::{CandidateTable, testing::*},
+    routing::{CandidateTable, InFlight, testing::*},
     types::{AnonymousRule, Health},
 };
 
@@ -306,5 +309,85 @@ fn a_decision_is_small_and_the_same_again() {
     for user in users(100) {
         let decide = || choose(&snapshot, service, &get(&user), NOW);
         assert_eq!(decide(), decide());
+    }
+}
+
+/// So many are sent there at once and wait for so long.
+fn wait_at(entry: &InstanceEntry, count: usize, millis: u64) -> Vec<InFlight> {
+    let since = Mono::from_millis(NOW.millis() - millis);
+    (0..count).for_each(|_| entry.cell.asked(since));
+    (0..count).map(|_| entry.cell.enter()).collect()
+}
+
+/// What its answers take is known: 3 ms.
+fn known(entry: &InstanceEntry) {
+    (0..40).for_each(|_| entry.cell.answered(Duration::from_millis(3)));
+}
+
+#[test]
+fn a_silent_instance_gets_nothing_that_cannot_be_repeated() {
+    let snapshot = built(&fleet(4, 0));
+    let service = snapshot.service("orders").unwrap();
+    let order: Vec<u16> = service.lanes[0].order(key_hash(b"ann")).collect();
+    let entry = &service.instances[usize::from(order[0])];
+    let goes = || [get("ann"), post("ann")].map(|request| choose(&snapshot, service, &request, NOW).instance.unwrap());
+    let (here, next) = ([order[0]; 2], [order[0], order[1]]);
+    drop(wait_at(entry, 3, 60_000));
+    assert_eq!(goes(), here, "it is not known yet what its answers take");
+    known(entry);
+    let two = wait_at(entry, 2, 5_000);
+    assert_eq!(goes(), here, "two may be slow ones");
+    let third = wait_at(entry, 1, 50);
+    assert_eq!(goes(), next);
+    drop(third);
+    assert_eq!(goes(), here, "callers that gave up wait no more");
+    let third = wait_at(entry, 1, 0);
+    entry.cell.answered(Duration::from_millis(3));
+    assert_eq!(goes(), here, "it answers");
+    drop((two, third));
+    // What its answers take says how long a silence is one.
+    for (takes, waited, silent) in [(3, 99, false), (3, 100, true), (200, 300, false), (200, 2_000, true)] {
+        (0..4_000).for_each(|_| entry.cell.answered(Duration::from_millis(takes)));
+        let waiting = wait_at(entry, 3, waited);
+        assert_eq!(goes(), if silent { next } else { here }, "{takes} {waited}");
+        drop(waiting);
+    }
+    let waiting = wait_at(entry, 3, 60_000);
+    let decision = choose(&snapshot, service, &post("ann"), NOW);
+    assert_eq!(decision.skipped.iter().map(|skipped| skipped.why).collect::<Vec<_>>(), [SkipReason::Silent]);
+    drop(waiting);
+}
+
+#[test]
+fn silence_is_nothing_where_the_rules_say_so() {
+    let rules = Routing { silent_after: None, ..Routing::default() };
+    let rules = crate::routing::Rules::new(0, rules.into(), &BTreeMap::new());
+    let snapshot = crate::routing::Builder::with(locality(), rules).build(&fleet(4, 0), NOW).0;
+    let service = snapshot.service("orders").unwrap();
+    let owner = choose(&snapshot, service, &post("ann"), NOW).instance.unwrap();
+    known(&service.instances[usize::from(owner)]);
+    let waiting = wait_at(&service.instances[usize::from(owner)], 9, 60_000);
+    assert_eq!(choose(&snapshot, service, &post("ann"), NOW).instance, Some(owner));
+    drop(waiting);
+}
+
+proptest! {
+    /// Whoever is silent: what can be repeated stays, everything else goes to the first in its order that is not, and where all are
+    /// it stays too.
+    #[test]
+    fn only_what_cannot_be_repeated_moves_each_to_its_next(silent in prop::collection::vec(any::<bool>(), 1..8), user in any::<u32>()) {
+        let snapshot = built(&fleet(silent.len(), 0));
+        let service = snapshot.service("orders").unwrap();
+        let who = user.to_string();
+        let order: Vec<u16> = service.lanes[0].order(key_hash(who.as_bytes())).collect();
+        let at = |instance: &u16| silent[usize::from(*instance)];
+        service.instances.iter().for_each(known);
+        let waiting: Vec<_> =
+            order.iter().filter(|instance| at(instance)).map(|instance| wait_at(&service.instances[usize::from(*instance)], 3, 2_000)).collect();
+        let next = order.iter().find(|instance| !at(instance)).unwrap_or(&order[0]);
+        let decision = choose(&snapshot, service, &post(&who), NOW);
+        prop_assert_eq!((decision.instance, decision.panic), (Some(*next), false));
+        prop_assert_eq!(choose(&snapshot, service, &get(&who), NOW).instance, Some(order[0]));
+        drop(waiting);
     }
 }

@@ -2,14 +2,16 @@
 //! whose own sidecar has not met its fault yet.
 //!
 //! A sidecar tells what fails at its instances ([`Signals::tell`]) when two requests in a row failed, or as many of its last
-//! ones as open a breaker. Whoever hears it ([`Signals::hear`]) adds up what was said in the last seconds and what it saw itself.
+//! ones as open a breaker. Two or more that wait at an instance which has answered nothing for clearly longer than nearly all of its
+//! answers take (and 300 ms) count as failed: a hanging instance is known before the first time limit. Whoever hears it ([`Signals::hear`]) adds up what was said in the last seconds and what it saw itself.
 //! Where at least two saw it, and the sum reaches the breaker's own threshold, the instance's breaker opens here as well, within
 //! the floor of its lane. From there on it goes the breaker's way: one request tries it, then its users return by the ramp.
 //!
 //! Whom nobody believes: one observer alone; one that accuses most of a lane (it is rather that one's network, and this
 //! sidecar does not say such things itself); one that went on accusing instances after they had come back and answered here,
-//! [`MOST_STRIKES`] times. Each of them is reported as probably sick itself. An instance that has just answered this sidecar several
-//! times since its return is kept whatever is said. Two liars can thus keep half of a lane away for one open time, and no more.
+//! [`MOST_STRIKES`] times. Each of them is reported as probably sick itself. An instance that has answered this sidecar
+//! since its return, and failed nothing here, is kept whatever is said, and so is one that is kept away on others' word and answers what
+//! was sent there before. Two liars can thus keep half of a lane away for one open time, and no more.
 //!
 //! The two seconds of M10 are how old a failure may be when it is told; the attempts told are those that the breaker looks at,
 //! since the successes of two seconds would hide a fault for as long.
@@ -79,7 +81,7 @@ pub struct SignalCounts {
     pub heard: u64,
     /// Instances kept away because of them.
     pub doubted: u64,
-    /// Signals that ran out without anybody else having seen the same, while the instance answered here.
+    /// Signals that ran out, or were said for as long, without anybody else having seen the same, while the instance answered here.
     pub alone: u64,
     /// Observations of somebody who accused most of a lane.
     pub most: u64,
@@ -109,6 +111,8 @@ type Key = (ServiceName, NodeId, InstanceId);
 #[derive(Debug)]
 struct Said {
     at: Mono,
+    /// Since when it has been saying so without anybody else.
+    since: Mono,
     seen: Vec<Observation>,
     /// Somebody else saw some of it.
     agreed: bool,
@@ -186,7 +190,9 @@ impl Signals {
         self.counts.heard += 1;
         let named: Vec<(&ServiceView, &LaneView, u16)> =
             seen.iter().filter_map(|observation| find(snapshot, observation)).collect();
-        self.said.insert(observer.clone(), Said { at: now, seen, agreed: false });
+        let before = self.said.get(&observer).filter(|said| !said.agreed && now.since(said.at) <= LIFE);
+        let since = before.map_or(now, |said| said.since);
+        self.said.insert(observer.clone(), Said { at: now, since, seen, agreed: false });
         if self.is_discredited(&observer, now) {
             self.counts.discredited += 1;
             return remarks;
@@ -209,6 +215,12 @@ impl Signals {
                 self.judge(view, lane, instance, now);
             }
         }
+        let goes_on = |said: &&mut Said| !said.agreed && now.since(said.since) > LIFE;
+        if let Some(said) = self.said.get_mut(&observer).filter(goes_on) {
+            said.since = now;
+            let seen = said.seen.clone();
+            self.alone(&observer, &seen, snapshot, now, &mut remarks);
+        }
         remarks
     }
 
@@ -221,17 +233,7 @@ impl Signals {
             old.extend(self.said.remove_entry(&observer));
         }
         for (observer, said) in old.iter().filter(|(_, said)| !said.agreed) {
-            let well = |observation: &&Observation| {
-                find(snapshot, observation).filter(|(view, _, at)| is_well_here(view, *at, now)).is_some()
-            };
-            let Some(observation) = said.seen.iter().find(well) else { continue };
-            self.counts.alone += 1;
-            let text = format!(
-                "`{observer}` alone sees `{}` of `{}` fail, which answers here: not believed, `{observer}` or its way there is probably \
-                 sick itself",
-                observation.instance, observation.service
-            );
-            self.remark(observer, now, text, &mut remarks);
+            self.alone(observer, &said.seen, snapshot, now, &mut remarks);
         }
         self.credits.retain(|_, credit| now.since(credit.last) < MEMORY);
         self.remarked.retain(|_, at| now.since(*at) < PAUSE);
@@ -242,6 +244,28 @@ impl Signals {
                 .is_some_and(|(view, at)| view.instances[usize::from(at)].cell.is_signalled())
         });
         remarks
+    }
+
+    /// Nobody else sees what an observer has been saying: reported, if it is well here.
+    fn alone(
+        &mut self,
+        observer: &NodeId,
+        seen: &[Observation],
+        snapshot: &Snapshot,
+        now: Mono,
+        remarks: &mut Vec<Remark>,
+    ) {
+        let well = |observation: &&Observation| {
+            find(snapshot, observation).filter(|(view, _, at)| is_well_here(view, *at, now)).is_some()
+        };
+        let Some(observation) = seen.iter().find(well) else { return };
+        self.counts.alone += 1;
+        let text = format!(
+            "`{observer}` alone sees `{}` of `{}` fail, which answers here: not believed, `{observer}` or its way there is probably \
+             sick itself",
+            observation.instance, observation.service
+        );
+        self.remark(observer, now, text, remarks);
     }
 
     /// Adds up what is said of an instance, and keeps it away where that is enough.
@@ -374,7 +398,7 @@ fn find<'a>(snapshot: &'a Snapshot, observation: &Observation) -> Option<(&'a Se
     lane.members.binary_search(&at).ok().map(|_| (view, lane, at))
 }
 
-/// It has come back, and has answered several requests of this sidecar since.
+/// It has come back by an answer to this sidecar, and has failed nothing here since.
 fn answers_here(view: &ServiceView, instance: u16) -> bool {
     view.instances[usize::from(instance)].cell.clean() >= CLEAN
 }
@@ -387,8 +411,8 @@ fn is_well_here(view: &ServiceView, instance: u16, now: Mono) -> bool {
 const LIFE: Duration = Duration::from_secs(5);
 /// Independent observers, this sidecar among them.
 const FEWEST_OBSERVERS: usize = 2;
-/// Answers in a row since its return that speak louder than others' words.
-const CLEAN: u16 = 5;
+/// Answers in a row, counted from the one by which it came back, that speak louder than others' words.
+const CLEAN: u16 = 1;
 /// Times that an observer may be proved wrong.
 const MOST_STRIKES: u32 = 3;
 /// For how long that is remembered.

@@ -199,3 +199,66 @@ fn the_bell_wakes_once_until_it_is_answered() {
     bell.ring();
     assert_eq!(woken.load(Relaxed), 2);
 }
+
+/// Sends so many there at a moment, which then wait.
+fn wait(snapshot: &Snapshot, id: &str, count: usize, since: Mono) -> Vec<crate::routing::InFlight> {
+    let service = snapshot.service("orders").unwrap();
+    let entry = service.instances.iter().find(|entry| entry.record.id.as_str() == id).unwrap();
+    (0..40).for_each(|_| entry.cell.answered(ms(3)));
+    (0..count).for_each(|_| entry.cell.asked(since));
+    (0..count).map(|_| entry.cell.enter()).collect()
+}
+
+/// Nobody's time is up yet, and two sidecars have heard nothing for too long.
+#[test]
+fn who_waits_unheard_of_counts_as_failed() {
+    let snapshot = built(&fleet(5, 0));
+    let mut signals = Signals::new(node("me"));
+    signals.hear(signal("x", vec![saw("a1", 2, 2)]), &snapshot, NOW);
+    let waiting = wait(&snapshot, "a1", 2, NOW);
+    assert_eq!(signals.tell(&snapshot, NOW + ms(290)).0, vec![]);
+    assert_eq!(state(&snapshot, "a1"), BreakerState::Closed);
+    assert_eq!(signals.tell(&snapshot, NOW + ms(300)).0, vec![saw("a1", 2, 2)]);
+    assert_eq!(state(&snapshot, "a1"), BreakerState::Signalled);
+    drop(waiting);
+    let one = wait(&snapshot, "a2", 1, NOW);
+    assert_eq!(signals.tell(&snapshot, NOW + ms(9_000)).0, vec![], "one may be a slow one");
+    drop(one);
+}
+
+/// It was only a pause: the first answer to what was sent before brings it back, and what is said of it then is not believed.
+#[test]
+fn who_answers_what_was_sent_before_comes_back() {
+    for failed in [false, true] {
+        let snapshot = built(&fleet(5, 0));
+        let service = snapshot.service("orders").unwrap();
+        let cell = &service.instances[1].cell;
+        let mut signals = Signals::new(node("me"));
+        let before = cell.admit(NOW, &service.rules).unwrap();
+        fail(&snapshot, "a1", usize::from(failed), NOW);
+        let mut say = |at| _ = ["x", "y"].map(|who| signals.hear(signal(who, vec![saw("a1", 2, 2)]), &snapshot, at));
+        say(NOW);
+        assert_eq!(state(&snapshot, "a1"), BreakerState::Signalled);
+        assert_eq!(cell.succeeded(before, NOW + ms(10), &service.rules), !failed, "unless it failed here as well");
+        say(NOW + ms(20));
+        assert_eq!(state(&snapshot, "a1") == BreakerState::Signalled, failed);
+    }
+}
+
+/// It need not stop for that: a lone observer that goes on and on is named while it speaks.
+#[test]
+fn a_lone_observer_that_goes_on_is_named() {
+    let snapshot = built(&fleet(3, 0));
+    let service = snapshot.service("orders").unwrap();
+    let mut signals = Signals::new(node("me"));
+    let mut remarks = Vec::new();
+    for second in 0..20 {
+        let now = NOW + ms(second * 1_000);
+        (0..5).for_each(|_| {
+            _ = service.instances[1].cell.succeeded(service.instances[1].cell.force(), now, &service.rules)
+        });
+        remarks.extend(signals.hear(signal("x", vec![saw("a1", 6, 6)]), &snapshot, now));
+    }
+    assert!(remarks.len() == 1 && remarks[0].contains("`x` alone sees `a1`"), "once a minute: {remarks:?}");
+    assert_eq!((signals.counts().alone, signals.counts().doubted), (3, 0));
+}

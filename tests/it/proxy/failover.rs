@@ -1,7 +1,10 @@
 //! What a client sees when instances fail (REQUIREMENTS R6, P4, P5).
 
 use std::{
-    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -405,6 +408,41 @@ fn an_instance_that_hangs_fails_no_user() {
     let body = format!("PUT / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\nContent-Length: 5\r\n\r\nhello");
     assert_eq!(proxy.ask(body).status, 200);
     assert_eq!(up.seen().pop().unwrap().body, b"hello");
+}
+
+/// What may not be repeated is lost with an instance that hangs: it goes elsewhere as soon as several wait there, and back with the
+/// first answer.
+#[test]
+fn where_several_wait_unheard_of_no_post_is_sent() {
+    let hangs = Arc::new(AtomicBool::new(false));
+    let flag = hangs.clone();
+    let hung = Upstream::start(move |_, _| {
+        while flag.load(SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        vec![Act::ok("ok")]
+    });
+    let up = Upstream::ok("ok");
+    let proxy = Fixture::with(&[Instance::new("hung", hung.addr), Instance::new("up", up.addr)], &[], |config| {
+        config.proxy.timeouts.silence = Duration::from_secs(20);
+    });
+    let key = key_of(&proxy, "hung");
+    let post = format!("POST / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\nContent-Length: 0\r\n\r\n");
+    let by = || proxy.ask(&post).header("x-lanemesh-instance").map(str::to_owned);
+    // Enough to know what its answers take.
+    (0..30).for_each(|_| assert_eq!(by().as_deref(), Some("hung")));
+    hangs.store(true, SeqCst);
+    let mut waiting: Vec<_> = (0..3).map(|_| proxy.client()).collect();
+    let get = format!("GET / HTTP/1.1\r\nHost: orders\r\nx-user-id: {key}\r\n\r\n");
+    waiting.iter_mut().for_each(|client| _ = client.send(&get));
+    eventually("they wait", || proxy.running.as_ref().unwrap().in_flight() == 3);
+    thread::sleep(Duration::from_millis(150));
+    assert_eq!(by().as_deref(), Some("up"));
+    hangs.store(false, SeqCst);
+    for client in &mut waiting {
+        assert_eq!(client.response(false).header("x-lanemesh-instance"), Some("hung"), "those stay");
+    }
+    assert_eq!(by().as_deref(), Some("hung"));
 }
 
 #[test]
