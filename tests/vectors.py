@@ -92,6 +92,7 @@ RECORD = [
     ("health", choice("passing", "warning", "critical")), ("drain", lambda value: option(value, drain)), ("tags", tags),
     ("capacity", lambda value: option(value, varint)), ("updated_at", varint), ("removed", lambda value: bytes([value])),
     ("load", lambda value: option(value, lambda load: varint(load["percent"]) + bytes([load["share"]]))),
+    ("counted", lambda value: bytes([value])),
 ]  # fmt: skip
 
 
@@ -120,14 +121,14 @@ PLAIN = {
     "owner": "n1", "generation": 1, "sequence": 1, "id": "orders-0", "service": "orders", "host": "10.0.0.7",
     "port": 8080, "protocol": "http1", "env": "default", "region": "default", "zone": "default", "version": "v1",
     "lane": "stable", "weight": 100, "health": "critical", "drain": None, "tags": {}, "capacity": None,
-    "updated_at": 0, "removed": False, "load": None,
+    "updated_at": 0, "removed": False, "load": None, "counted": False,
 }  # fmt: skip
 FULL = PLAIN | {
     "owner": "pod-7.eu", "generation": 300, "sequence": 2**40, "id": "orders-7", "host": "fd00::7", "port": 65535,
     "protocol": "grpc", "env": "prod", "region": "eu", "zone": "eu-1", "version": "1.4.0-rc.1+ab12", "lane": "canary",
     "weight": 1600, "health": "warning", "drain": {"by": "ann", "at": 1767225600000, "reason": "Umzug: größer"},
     "tags": {"b": "2", "a": "größe", "empty": ""}, "capacity": 70000, "updated_at": 1767225600123, "removed": True,
-    "load": {"percent": 300, "share": 70},
+    "load": {"percent": 300, "share": 70}, "counted": True,
 }  # fmt: skip
 
 

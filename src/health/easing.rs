@@ -8,7 +8,7 @@
 //!   no busier than the others keeps its keys: they would only carry the load to where it is as high.
 //! - *Raise* by [`STEP`] when what it would then have, by proportion, stays a tenth below that limit. So a step up never calls for the
 //!   step down again, and a steady demand comes to rest.
-//! - At most one step in [`DWELL`], longer than a step needs to show in what is measured; every change of direction doubles that, up to 16
+//! - At most one step in [`DWELL`], longer than a step needs to show in what is measured, and none the other way within a minute; every change of direction doubles that, up to 16
 //!   times, so that instances that shift load to each other come to rest as well. Never below [`LEAST`].
 //!
 //! Not here: where loads come from (`probe`), who the lane is (`node`).
@@ -27,6 +27,8 @@ pub const DWELL: Duration = Duration::from_secs(20);
 pub const BUSY: f64 = 0.8;
 /// Time constant of the smoothing.
 const SMOOTH: Duration = Duration::from_secs(10);
+/// Shortest time between two steps in different directions.
+const TURN: Duration = Duration::from_secs(60);
 /// Most that a change of direction makes of [`DWELL`].
 const SLOWEST: u32 = 16;
 /// After a longer gap what was measured before says nothing.
@@ -108,6 +110,9 @@ impl Easing {
         }
         let rose = next > self.share;
         if self.rose.is_some_and(|before| before != rose) {
+            if now.since(self.stepped) < TURN {
+                return;
+            }
             self.slow = (self.slow * 2).min(SLOWEST);
         }
         (self.share, self.stepped, self.rose) = (next, now, Some(rose));

@@ -26,13 +26,16 @@ pub(super) struct Work {
     used: f64,
     /// Every instance says how much it uses.
     told: bool,
+    /// What it could do when it was whole: `used` does not fall before it can do as much again.
+    whole: f64,
 }
 
 impl Work {
     /// Of a lane's candidates; `None` where one of them announces no capacity, or there is none. Whose instances have just ceased to
-    /// say what they use is taken to use what it did: they are about to be lost.
+    /// say what they use is taken to use what it did: they are about to be lost. A lane that loses one instance after another has
+    /// the same users all the while, whatever the last of them still gets done.
     fn of<'a>(candidates: impl Iterator<Item = &'a InstanceRecord>, before: Option<Self>) -> Option<Self> {
-        let mut work = Self { capacity: 0.0, used: 0.0, told: true };
+        let mut work = Self { capacity: 0.0, used: 0.0, told: true, whole: 0.0 };
         for record in candidates {
             let capacity = f64::from(record.capacity?);
             let busy = record.load.map(|load| f64::from(load.percent) / 100.0);
@@ -42,6 +45,10 @@ impl Work {
         }
         if let Some(before) = before.filter(|before| before.told && !work.told) {
             (work.used, work.told) = (before.used, true);
+        }
+        work.whole = work.capacity;
+        if let Some(before) = before.filter(|before| work.capacity < before.whole) {
+            (work.used, work.whole) = (work.used.max(before.used), before.whole);
         }
         (work.capacity > 0.0).then_some(work)
     }

@@ -8,7 +8,7 @@ use crate::{queue::SECOND, scenario::Do, world::World};
 pub const NAME: &str = "one-word-is-not-enough";
 pub const DOC: &str = "In a mesh of four and more, a member that runs well, and that everybody but one can reach, is not declared \
 down by anybody, that one included, be it a liar or cut off from it alone; and it is doubtful for nobody else (REQUIREMENTS \
-M5: two distinct accusers).";
+M5: two distinct accusers). What others said of it before the observer was cut off from everybody counts.";
 
 pub struct Check;
 
@@ -41,6 +41,7 @@ impl Invariant for Check {
                 })
         };
         let liars = world.hosts.iter().filter(|host| lied(host)).count();
+        let before = world.accused_before_island(&world.hosts[observer as usize], subject);
         let recent = world.faults.iter().any(|fault| {
             let act = world.scenario.step[fault.step as usize].act.0;
             // A flip-flop is off half of the time, and its accusations stay.
@@ -53,7 +54,7 @@ impl Invariant for Check {
             return;
         }
         let members = world.hosts.iter().filter(|host| host.is_member()).count();
-        if members >= 4 && !recent && against.count() + liars <= 1 {
+        if members >= 4 && !recent && !before && against.count() + liars <= 1 {
             let text = format!(
                 "{} takes {} for {state:?}, which has run well since {} s and which everybody else can reach",
                 by.id,

@@ -7,7 +7,7 @@ use crate::{scenario::Do, world::World};
 
 pub const NAME: &str = "unwell-judge-nobody";
 pub const DOC: &str = "A node that stood still within the last 3 s (with the LAN's constants, as below; stopped, starved) does not declare down a member that runs well; \
-one that nobody can reach for 3 s does not even find it doubtful, and after 12 s declares nobody down: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
+one that nobody can reach for 3 s does not even find it doubtful, and after 12 s declares nobody down but whom others had accused before: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
 
 pub struct Check;
 
@@ -34,6 +34,8 @@ impl Invariant for Check {
             && host.island_since + if state == MemberState::Down { bounds.decided } else { bounds.held_back }
                 <= world.now
             && world.hosts.iter().all(|from| from.index == observer || !world.links.open(from.index, observer));
+        // Two who could not reach it said so while they could be heard, and nothing to the contrary can arrive since.
+        let deaf = deaf && !world.accused_before_island(host, subject);
         // What others, cut off from it a moment ago, said of it is heard by who comes back.
         let since = world.now.saturating_sub(bounds.held_back);
         let cut_lately = world.faults.iter().any(|fault| {

@@ -19,7 +19,7 @@ later, or 62 s later where it kept leaving and coming back and its return is hel
 
 #[derive(Default)]
 pub struct Check {
-    differs: BTreeMap<(u32, String), Time>,
+    differs: BTreeMap<(u32, String, u64), Time>,
     /// What was looked at and found right, by host.
     right: FxHashMap<u32, Seen>,
 }
@@ -87,7 +87,9 @@ impl Check {
             if serves == candidates.contains(&(&record.owner, &record.id)) {
                 continue;
             }
-            let key = (host.index, format!("{}/{}", record.owner, record.id));
+            // A check that failed between two looks has the holding begin anew; records that tell loads change without that.
+            let said = if world.scenario.mesh.capacity > 0.0 { 0 } else { record.sequence };
+            let key = (host.index, format!("{}/{}", record.owner, record.id), said);
             let since = self.differs.get(&key).copied().unwrap_or(world.now);
             let bound = if serves { HELD } else { GONE };
             if world.now - since >= bound {
@@ -104,7 +106,7 @@ impl Check {
             differs.insert(key, since);
         }
         let right = differs.is_empty();
-        self.differs.retain(|(of, _), _| *of != host.index);
+        self.differs.retain(|(of, ..), _| *of != host.index);
         self.differs.extend(differs);
         right
     }

@@ -7,6 +7,7 @@ use lanemesh::types::MemberState;
 use super::World;
 use crate::{
     chance::mix,
+    host::Host,
     queue::{SECOND, Time},
     scenario::Do,
 };
@@ -24,6 +25,19 @@ pub struct Members {
 }
 
 impl World {
+    /// Whether a cut kept others from a member just before nobody could reach the observer any more: what they said of it then is
+    /// held there, and no refutation arrives.
+    pub fn accused_before_island(&self, observer: &Host, subject: u32) -> bool {
+        let (from, to) = (observer.island_since.saturating_sub(self.bounds.held_back), observer.island_since);
+        let alone =
+            self.hosts.iter().all(|host| host.index == observer.index || !self.links.open(host.index, observer.index));
+        alone
+            && self.faults.iter().any(|fault| {
+                let cuts = self.scenario.step[fault.step as usize].act.0.cuts();
+                cuts && fault.touches(subject) && fault.begun < to && fault.ended.is_none_or(|ended| ended > from)
+            })
+    }
+
     /// Whether a host is up and awake, and both can reach each other.
     pub fn in_contact(&self, a: u32, b: u32) -> bool {
         let awake = |host: u32| self.hosts[host as usize].is_awake(self.now);

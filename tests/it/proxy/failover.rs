@@ -324,15 +324,15 @@ fn a_post_does_not_race_with_the_close_of_an_idle_connection() {
 
 #[test]
 fn a_post_trusts_no_idle_connection_before_others_have_lived_as_long() {
-    // Nothing is known of it yet: it closes 60 ms after each answer, and what comes in between is lost.
-    let up = Upstream::start(|_, _| vec![Act::ok("ok"), Act::Pause(Duration::from_millis(60)), Act::Close]);
+    // Nothing is known of it yet: it closes 400 ms after each answer, and what comes in between is lost.
+    let up = Upstream::start(|_, _| vec![Act::ok("ok"), Act::Pause(Duration::from_millis(400)), Act::Close]);
     let proxy = Fixture::new(&[Instance::new("o0", up.addr)]);
     let mut client = proxy.client();
-    for n in 0..40 {
+    for n in 0..12 {
         assert_eq!(client.ask(POST).status, 200, "{n}");
-        thread::sleep(Duration::from_millis(20 + n));
+        thread::sleep(Duration::from_millis(345 + 4 * n));
     }
-    assert_eq!(up.seen().len(), 40, "each once");
+    assert_eq!(up.seen().len(), 12, "each once");
 }
 
 #[test]
