@@ -35,7 +35,7 @@ impl Invariant for Check {
                 <= world.now
             && world.hosts.iter().all(|from| from.index == observer || !world.links.open(from.index, observer));
         // Two who could not reach it said so while they could be heard, and nothing to the contrary can arrive since.
-        let deaf = deaf && !world.accused_before_island(host, subject);
+        let deaf = deaf && !(state == MemberState::Down && world.accused_before_island(host, subject));
         // What others, cut off from it a moment ago, said of it is heard by who comes back.
         let since = world.now.saturating_sub(bounds.held_back);
         let cut_lately = world.faults.iter().any(|fault| {
