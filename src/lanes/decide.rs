@@ -182,7 +182,9 @@ impl CompiledPolicy {
         if allowed != 0 {
             return decided(bucket, allowed.trailing_zeros() as u8, LaneReason::AllowList);
         }
-        if let Some(rule) = self.rule(entry, listed) {
+        let by_bucket = Planted::BucketsBeforeRules.is_on()
+            && bucket.is_some_and(|bucket| self.by_range(listed, bucket).1 == LaneReason::Range);
+        if let Some(rule) = self.rule(entry, listed).filter(|_| !by_bucket) {
             return LaneDecision { rule: Some(rule.number), ..decided(bucket, rule.lane, LaneReason::Rule) };
         }
         let Some(bucket) = bucket else { return decided(None, STABLE, LaneReason::Anonymous) };

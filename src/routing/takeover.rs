@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::{InstanceEntry, LaneView, ServiceView};
 use crate::{
     lanes::CompiledPolicy,
-    types::{EmptyLaneRule, InstanceRecord},
+    types::{EmptyLaneRule, InstanceRecord, Planted},
 };
 
 /// What a lane can do and has to do, in requests a second.
@@ -58,7 +58,9 @@ impl LaneView {
     /// Whether the lane in its place takes a key of this one.
     #[inline]
     pub(super) fn is_taken(&self, key_hash: u64) -> bool {
-        self.taken == u32::MAX || (xxh3_64_with_seed(&key_hash.to_le_bytes(), TAKEN_SEED) >> 32) as u32 <= self.taken
+        self.taken == u32::MAX
+            || Planted::RoomIgnored.is_on()
+            || (xxh3_64_with_seed(&key_hash.to_le_bytes(), TAKEN_SEED) >> 32) as u32 <= self.taken
     }
 
     /// For how many of a hundred of its users the lane in its place has room.

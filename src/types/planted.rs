@@ -81,6 +81,8 @@ faults! {
     BucketByVersion, "bucket-by-version", "A subject's bucket changes with each change of the policy.";
     RaiseMoves, "raise-moves", "A raise puts a lane's buckets elsewhere.";
     RollbackSameEpoch, "rollback-same-epoch", "A rollback does not begin a new epoch.";
+    BucketsBeforeRules, "buckets-before-rules", "A subject in a lane's buckets goes there before the match rules are looked at.";
+    RoomIgnored, "room-ignored", "A lane takes all users of one that was lost, whether it has room for them or not.";
 }
 
 #[cfg(feature = "planted")]
