@@ -122,7 +122,17 @@ fn library(name: &str) -> Option<Scenario> {
 /// As large and long as it takes for most faults to be found within a few seeds, and no larger.
 pub const SIZE: Size = Size { nodes: 12, minutes: 2.5 };
 /// Scenarios for faults that no few minutes show.
-const LONG: &[&str] =
-    &["canary-under-failure", "flapping-checks", "c03-no-seed-left", "c11-forgotten", "testers", "dead-canary"];
+const LONG: &[&str] = &[
+    "one-way",
+    "slow-third",
+    "slow-machines",
+    "pause",
+    "canary-under-failure",
+    "flapping-checks",
+    "c03-no-seed-left",
+    "c11-forgotten",
+    "testers",
+    "dead-canary",
+];
 /// Seeds after the kept one that are tried before a fault counts as not caught.
 const NEAR: u64 = 12;
