@@ -34,7 +34,8 @@ fn an_overloaded_instance_gives_way_for_everybody_and_comes_back() {
     };
     (0..45).for_each(|_| second(&mut world, [1.4, 0.4, 0.4]));
     assert_eq!((share(&world, 0), share(&world, 1)), (80, 100));
-    (0..90).for_each(|_| second(&mut world, [0.2, 0.4, 0.4]));
+    // The way back begins a minute after the last step down.
+    (0..120).for_each(|_| second(&mut world, [0.2, 0.4, 0.4]));
     assert_eq!(share(&world, 0), 100);
     // The application stops saying so: the weight is what it was set to.
     (0..25).for_each(|_| second(&mut world, [1.4, 0.4, 0.4]));
