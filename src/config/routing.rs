@@ -332,7 +332,18 @@ fn spread(value: &Value, key: &Key) -> Parsed<Vec<(String, u8)>> {
             Wrong::new(format!("`{shown}` says of no key over how many instances it is spread"), cure)
         })
     };
-    values::texts(value, key)?.into_iter().map(read).collect()
+    once(values::texts(value, key)?.into_iter().map(read).collect::<Parsed<_>>()?)
+}
+
+/// Entries by key, of which none may be said twice: which of the two would count is anybody's guess.
+fn once<T>(entries: Vec<(String, T)>) -> Parsed<Vec<(String, T)>> {
+    for (at, (name, _)) in entries.iter().enumerate() {
+        if entries[..at].iter().any(|(before, _)| before == name) {
+            let shown: String = name.chars().take(40).collect();
+            return Err(Wrong::new(format!("`{shown}` is there twice"), "leave one entry for each key".to_owned()));
+        }
+    }
+    Ok(entries)
 }
 
 /// `KEY=INSTANCE` or `KEY=INSTANCE+INSTANCE`, each.
@@ -351,7 +362,7 @@ fn pin(value: &Value, key: &Key) -> Parsed<Vec<(String, Vec<InstanceId>)>> {
             Wrong::new(format!("`{shown}` does not pin a key to instances"), cure)
         })
     };
-    values::texts(value, key)?.into_iter().map(read).collect()
+    once(values::texts(value, key)?.into_iter().map(read).collect::<Parsed<_>>()?)
 }
 
 /// Most instances that a key is pinned to.

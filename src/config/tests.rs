@@ -557,6 +557,8 @@ fn routing_rules_that_cannot_be_are_refused() {
     one_fault("[routing]\nbreaker_counts = [\"404\"]", &["`404` is no kind of failure", "500 to 599"]);
     one_fault("[routing]\nbreaker_counts = [\"grpc:17\"]", &["`grpc:17` is no kind of failure"]);
     one_fault("[routing]\nspread = [\"tenant-7=1\"]", &["`tenant-7=1` says of no key", "from 2 to 64"]);
+    one_fault("[routing]\nspread = [\"a=2\", \"a=3\"]", &["`a` is there twice", "one entry for each key"]);
+    one_fault("[routing]\npin = [\"a=o-1\", \"b=o-1\", \"a=o-2\"]", &["`a` is there twice"]);
     one_fault("[routing]\npin = [\"tenant-7=\"]", &["`tenant-7=` does not pin a key", "tenant-7=orders-3"]);
     one_fault("[routing]\npin = [\"a,b\"]", &["`a,b` does not pin a key"]);
     one_fault("[proxy]\nslow_start = \"1s\"", &["proxy.slow_start", "it belongs in [routing]"]);
