@@ -267,6 +267,17 @@ impl Catalog {
         self.in_order(self.settled.values().map(|(_, place)| place).collect())
     }
 
+    /// Every statement held, to look at: members and their lives, instances, policies, each by name.
+    pub fn each_statement(&self) -> impl Iterator<Item = &Statement> {
+        let members = self.members().flat_map(|(_, entry)| {
+            let alive = entry.alive.as_ref().map(|(_, _, alive)| alive);
+            let left = entry.left.as_ref().map(|(_, left)| left);
+            std::iter::once(&entry.statement).chain(alive).chain(left)
+        });
+        let instances = self.instances().map(|entry| &entry.statement);
+        members.chain(instances).chain(self.policies().map(|entry| &entry.statement))
+    }
+
     /// Notes that a member is down or has left, or is back: the digest counts only those who are there, so that a newcomer
     /// that never met the gone holds the same as who buried them.
     pub fn set_gone(&mut self, node: &NodeId, gone: bool) {
@@ -286,6 +297,11 @@ impl Catalog {
         } else {
             self.gone.remove(node);
         }
+    }
+
+    /// Of whom that was noted, by node id.
+    pub fn gone(&self) -> impl Iterator<Item = &NodeId> {
+        self.gone.iter()
     }
 
     /// Whether that was noted of a member.

@@ -504,14 +504,11 @@ impl Node {
         self.tidy_signals();
         self.asked.tidy(now.mono);
         self.forgotten.retain(|_, (_, at)| now.mono.since(*at) < REMEMBER_FORGOTTEN);
-        let gone: Vec<(NodeId, u64)> = self
-            .catalog
-            .members()
-            .filter(|(node, _)| {
-                self.membership.gone_since(node).is_some_and(|since| now.mono.since(since) > forget_after())
-            })
-            .map(|(node, entry)| (node.clone(), entry.member.generation))
-            .collect();
+        let over = |node: &NodeId| {
+            self.membership.gone_since(node).filter(|since| now.mono.since(*since) > forget_after())?;
+            Some((node.clone(), self.catalog.member(node)?.member.generation))
+        };
+        let gone: Vec<(NodeId, u64)> = self.catalog.gone().filter_map(over).collect();
         for (node, generation) in gone {
             self.catalog.forget(&node);
             self.membership.forget(&node);

@@ -26,8 +26,8 @@ impl Invariant for Check {
             let strange = |id: &NodeId| {
                 world.host_of(id).is_some_and(|other| world.hosts[other as usize].foreign != host.foreign)
             };
-            let mut signers = node.catalog().statements().into_iter().map(|statement| statement.signer);
-            if let Some(id) = signers.find(|signer| strange(signer)) {
+            let mut signers = node.catalog().each_statement().map(|statement| &statement.signer);
+            if let Some(id) = signers.find(|id| strange(id)) {
                 found.add(NAME, format!("{} holds what {id} of another mesh says", host.id));
             }
         }

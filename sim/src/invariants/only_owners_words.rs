@@ -37,12 +37,12 @@ impl Invariant for Check {
 impl Check {
     fn look(&mut self, world: &World, host: usize, found: &mut Findings) {
         let Some(node) = &world.hosts[host].node else { return };
-        for statement in node.catalog().statements() {
-            let words = fingerprint(&statement);
+        for statement in node.catalog().each_statement() {
+            let words = fingerprint(statement);
             if self.right.contains(&words) {
                 continue;
             }
-            let speaker = Body::decode(&statement).map(|body| body.speaker().to_owned());
+            let speaker = Body::decode(statement).map(|body| body.speaker().to_owned());
             let mut right = true;
             if speaker.as_deref() != Ok(statement.signer.as_str()) {
                 let text = format!("{} holds what {} says of {speaker:?}", world.hosts[host].id, statement.signer);

@@ -392,6 +392,11 @@ impl Membership {
         member.is_gone().then_some(member.since)
     }
 
+    /// When anybody was last heard of directly; `None` before the first time.
+    pub fn last_heard(&self) -> Option<Mono> {
+        self.roster.iter().filter_map(|(_, member)| member.heard).max()
+    }
+
     /// Own health score: 0 is well, 8 the worst.
     pub fn health_score(&self) -> u32 {
         self.health.score
@@ -579,13 +584,6 @@ type Accusers = BTreeMap<NodeId, Mono>;
 /// Worst own health score: timers are nine times as long.
 const WORST_SCORE: u32 = 8;
 /// At least this much between two exchanges that membership asks for.
-impl Membership {
-    /// When anybody was last heard of directly; `None` before the first time.
-    pub fn last_heard(&self) -> Option<Mono> {
-        self.roster.iter().filter_map(|(_, member)| member.heard).max()
-    }
-}
-
 const SYNC_GAP: Duration = Duration::from_millis(100);
 /// Keeps foca's chance apart from ours.
 const ENGINE_SEED: u64 = 0x666f_6361;
