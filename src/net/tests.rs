@@ -2,7 +2,6 @@
 
 mod hostile;
 mod recovery;
-mod simulated;
 mod traffic;
 
 use std::{
