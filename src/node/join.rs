@@ -12,7 +12,7 @@ use rand::RngExt;
 use super::{DialError, Event, Node, Now, Output, Phase, Spread, sync::Purpose};
 use crate::{
     types::{MemberState, Mono, NodeId, Planted},
-    wire::{Namesake, SyncRequest},
+    wire::{EntryKey, Namesake, SyncRequest},
 };
 
 /// First pause between tries of a seed; doubles up to the longest.
@@ -113,6 +113,7 @@ impl Node {
             let own = addr == self.config.addr;
             self.seeds.entry(addr).or_insert(Seed { next: now.mono, pause: FIRST_PAUSE, own, ..Seed::default() });
         }
+        self.note_seed_due();
         self.drive_join(now);
     }
 
@@ -126,7 +127,13 @@ impl Node {
         if matches!(self.phase, Phase::Left | Phase::Refused) {
             return None;
         }
-        self.seeds.values().filter(|seed| !seed.own && !seed.in_flight).map(|seed| seed.next).min()
+        self.seed_due
+    }
+
+    /// The seeds have changed.
+    fn note_seed_due(&mut self) {
+        let waiting = self.seeds.values().filter(|seed| !seed.own && !seed.in_flight);
+        self.seed_due = waiting.map(|seed| seed.next).min();
     }
 
     /// Tries the seeds that are due and not active members; ends the joining phase when it has lasted long enough. While
@@ -147,8 +154,8 @@ impl Node {
                 }
             }
         }
-        let waited = now.mono >= self.join_until || self.alone_by_plan();
-        if self.phase == Phase::Joining && waited && self.challenges.is_empty() && self.may_use_generation() {
+        let waited = |node: &Self| now.mono >= node.join_until || node.alone_by_plan();
+        if self.phase == Phase::Joining && waited(self) && self.challenges.is_empty() && self.may_use_generation() {
             self.take_part(now);
         }
     }
@@ -201,6 +208,7 @@ impl Node {
         if let Some(seed) = self.seeds.get_mut(&addr) {
             (seed.next, seed.pause) = (now.mono + LONGEST_PAUSE.mul_f64(jitter), FIRST_PAUSE);
         }
+        self.note_seed_due();
     }
 
     fn try_seed(&mut self, now: Now, addr: SocketAddr) {
@@ -209,14 +217,20 @@ impl Node {
         if let Some(seed) = self.seeds.get_mut(&addr) {
             seed.in_flight = true;
         }
+        self.note_seed_due();
         self.counters.syncs_opened += 1;
         self.outputs.push_back(Output::OpenSync { token, node: None, addr, request });
     }
 
-    /// What a sync of ours says. While joining it does not introduce: the generation is not settled yet.
+    /// What a sync of ours says.
     pub(super) fn sync_request_bytes(&self) -> bytes::Bytes {
+        self.request_bytes(self.catalog.summary())
+    }
+
+    /// The same with another summary. While joining it does not introduce: the generation is not settled yet.
+    pub(super) fn request_bytes(&self, summary: Vec<(EntryKey, u64)>) -> bytes::Bytes {
         let hello = if self.phase == Phase::Joining { Vec::new() } else { self.catalog.hello(&self.config.node) };
-        SyncRequest { version: 1, hello, summary: self.catalog.summary() }.encode().into()
+        SyncRequest { version: 1, hello, summary }.encode().into()
     }
 
     /// A seed answered (`Ok`) or did not.
@@ -243,6 +257,7 @@ impl Node {
                 seed.pause = (seed.pause * 2).min(LONGEST_PAUSE);
             }
         }
+        self.note_seed_due();
         if outcome.is_ok() && self.phase == Phase::Joining {
             self.join_until = now.mono;
             self.drive_join(now);

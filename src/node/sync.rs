@@ -1,4 +1,5 @@
-//! Anti-entropy: with the first peer at join, on a digest mismatch that lasts, after a partition, and now and then anyway.
+//! Anti-entropy: with the first peer at join, on a digest mismatch that lasts, after a partition, and now and then anyway: then
+//! digests are compared first, since a summary is 20 bytes for every entry and nearly always the same.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -8,7 +9,7 @@ use rand::RngExt;
 use super::{DialError, Node, Now, Output, Phase};
 use crate::{
     types::{Mono, NodeId, Planted},
-    wire::{Namesake, SyncReply, SyncRequest},
+    wire::{Namesake, SyncReply, SyncRequest, WHOLE},
 };
 
 /// A digest mismatch must last this long: what is under way by gossip arrives sooner.
@@ -21,6 +22,8 @@ const IDLE_LEAST: Duration = Duration::from_secs(10);
 const IDLE_MOST: Duration = Duration::from_secs(15);
 /// One in so many of them is with any member rather than with a contact.
 const STRANGERS: u32 = 4;
+/// One in so many compares summaries at once while there are members that have gone: of these no digest tells.
+const WITH_THE_GONE: u32 = 4;
 /// A sync without an end after this time is given up.
 const GIVE_UP: Duration = Duration::from_secs(8);
 /// At most one sync with the same unintroduced peer in this time.
@@ -35,6 +38,8 @@ pub(super) enum Purpose {
     Seed(SocketAddr),
     Challenge,
     Peer(NodeId),
+    /// Asks only whether the peer holds the same.
+    Glance(NodeId),
     /// Wants to know how the peer's view differs.
     Compare(NodeId),
     /// Tells a peer goodbye and waits for its answer.
@@ -87,7 +92,9 @@ impl Syncs {
     }
 
     fn with(&self, node: &NodeId) -> bool {
-        self.open.values().any(|(purpose, _)| matches!(purpose, Purpose::Peer(peer) if peer == node))
+        let is_with =
+            |purpose: &Purpose| matches!(purpose, Purpose::Peer(peer) | Purpose::Glance(peer) if peer == node);
+        self.open.values().any(|(purpose, _)| is_with(purpose))
     }
 }
 
@@ -114,11 +121,25 @@ impl Node {
 
     /// Opens a sync with a known member, unless one is under way.
     pub(super) fn open_sync(&mut self, now: Now, with: &NodeId) {
-        if self.syncs.with(with) || self.phase != Phase::Member || Planted::NoAntiEntropy.is_on() {
-            return;
+        if let Some(addr) = self.may_sync_at(with) {
+            self.open_sync_at(now, with, addr);
         }
-        let Some(addr) = self.catalog.member(with).map(|entry| entry.member.addr) else { return };
-        self.open_sync_at(now, with, addr);
+    }
+
+    fn may_sync_at(&self, with: &NodeId) -> Option<SocketAddr> {
+        if self.syncs.with(with) || self.phase != Phase::Member || Planted::NoAntiEntropy.is_on() {
+            return None;
+        }
+        self.catalog.member(with).map(|entry| entry.member.addr)
+    }
+
+    /// Asks a known member whether it holds the same; if it does not, everything is compared.
+    pub(super) fn glance_at(&mut self, now: Now, with: &NodeId) {
+        let Some(addr) = self.may_sync_at(with) else { return };
+        self.counters.syncs_opened += 1;
+        let token = self.syncs.begin(now.mono, Purpose::Glance(with.clone()));
+        let request = self.request_bytes(vec![(WHOLE, self.digest())]);
+        self.outputs.push_back(Output::OpenSync { token, node: Some(with.clone()), addr, request });
     }
 
     fn open_sync_at(&mut self, now: Now, with: &NodeId, addr: SocketAddr) {
@@ -159,8 +180,11 @@ impl Node {
         // Contacts, for which there is a connection; now and then anybody, which in a large mesh costs a handshake.
         let stranger = self.membership.has_strangers() && self.rng.random_ratio(1, STRANGERS);
         let peer = if stranger { self.membership.random_stranger() } else { self.some_active(1, None).pop() };
-        if let Some(peer) = peer {
+        let Some(peer) = peer else { return };
+        if self.catalog.gone().next().is_some() && self.rng.random_ratio(1, WITH_THE_GONE) {
             self.open_sync(now, &peer);
+        } else {
+            self.glance_at(now, &peer);
         }
     }
 
@@ -189,7 +213,11 @@ impl Node {
             return;
         }
         self.statements(now, from, request.hello);
-        let (mut statements, wanted) = self.catalog.difference(&request.summary);
+        let (mut statements, wanted) = match request.summary[..] {
+            [(WHOLE, digest)] if digest == self.digest() => Default::default(),
+            [(WHOLE, _)] => (Vec::new(), vec![WHOLE]),
+            _ => self.catalog.difference(&request.summary),
+        };
         statements.extend(self.membership.public_accusations());
         let namesake = self.catalog.member(from).map(|entry| Namesake {
             generation: entry.member.generation,
@@ -226,6 +254,7 @@ impl Node {
             };
             self.compared(peer.clone(), answer);
         }
+        let differs = reply.as_ref().is_some_and(|(_, reply)| reply.wanted == [WHOLE]);
         if let Some((from, reply)) = reply {
             self.sync_reply(now, &from, reply);
         }
@@ -234,7 +263,8 @@ impl Node {
             Purpose::Seed(addr) => self.seed_answered(now, addr, outcome),
             Purpose::Challenge => self.challenged(now, token, outcome),
             Purpose::Goodbye => self.syncs.goodbyes += u32::from(outcome.is_ok()),
-            Purpose::Peer(_) | Purpose::Compare(_) => {}
+            Purpose::Glance(peer) if differs => self.open_sync(now, &peer),
+            Purpose::Peer(_) | Purpose::Glance(_) | Purpose::Compare(_) => {}
         }
     }
 

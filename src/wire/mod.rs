@@ -14,4 +14,4 @@ mod sync;
 pub use body::{Accusation, Alive, Body, BodyFault, Evidence, Left, Member};
 pub use envelope::{Ctl, Envelope, Frame, MAX_ASKED, MAX_DATAGRAM, MAX_STREAM, VERSION, WireFault};
 pub use statement::{KeyId, Kind, Statement, key_id};
-pub use sync::{EntryKey, Namesake, QUESTION, SyncReply, SyncRequest};
+pub use sync::{EntryKey, Namesake, QUESTION, SyncReply, SyncRequest, WHOLE};

@@ -12,6 +12,10 @@ pub const QUESTION: u8 = b'?';
 /// Names one entry of the catalog: a hash of its kind and key.
 pub type EntryKey = u64;
 
+/// Stands for all entries. Alone in a summary, with the settled digest for its version, it asks whether both hold the same;
+/// alone among what is wanted it answers that they do not, and that the whole summary is wanted.
+pub const WHOLE: EntryKey = 0;
+
 /// What I hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncRequest {
@@ -19,7 +23,7 @@ pub struct SyncRequest {
     pub version: u8,
     /// Statements about myself, so that the first contact introduces.
     pub hello: Vec<Statement>,
-    /// (entry, hash of its version) of everything settled here, sorted by entry.
+    /// (entry, hash of its version) of everything settled here, sorted by entry; or only [`WHOLE`].
     pub summary: Vec<(EntryKey, u64)>,
 }
 
@@ -30,7 +34,7 @@ pub struct SyncReply {
     pub version: u8,
     /// Newer or unknown to the asker; members first.
     pub statements: Vec<Statement>,
-    /// Entries the answering side lacks or holds older.
+    /// Entries the answering side lacks or holds older; or only [`WHOLE`].
     pub wanted: Vec<EntryKey>,
     /// Generation of the asker's own name as known here, and where it lives, when that is not the asker itself.
     pub namesake: Option<Namesake>,

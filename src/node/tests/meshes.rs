@@ -146,6 +146,24 @@ fn a_policy_set_anywhere_reaches_everybody_and_a_rollback_wins() {
 }
 
 #[test]
+fn a_glance_is_enough_where_both_hold_the_same_and_leads_to_what_differs() {
+    let mut world = World::mesh(3, 64);
+    let other = world.name(1).clone();
+    let opened = |world: &World| world.node(0).counters().syncs_opened;
+    let before = opened(&world);
+    world.order_of(0, |node, now| node.glance_at(now, &other));
+    world.run(ms(60));
+    assert_eq!(opened(&world), before + 1);
+    // Of what follows only syncs come through.
+    world.set_loss(1.0);
+    world.order_of(1, |node, now| node.set_policy(now, &orders(), &PolicyChange::default()).unwrap());
+    world.order_of(0, |node, now| node.glance_at(now, &other));
+    world.run(ms(60));
+    assert_eq!(opened(&world), before + 3);
+    assert!(world.node(0).catalog().policy(&orders()).is_some());
+}
+
+#[test]
 fn a_change_that_builds_on_a_clock_far_ahead_is_refused_with_a_cure_and_a_rollback_mends_it() {
     let mut world = World::mesh(3, 63);
     let canary =
