@@ -41,12 +41,14 @@ impl Node {
                 Frame::Asked(counts) => asked = counts,
             }
         }
-        self.statements(now, from, statements);
-        if self.catalog.member(from).is_none() {
+        if !statements.is_empty() {
+            self.statements(now, from, statements);
+        }
+        let Some(stale) = self.catalog.member(from).map(|entry| entry.stale) else {
             // Authenticated, but not introduced: ask it who it is.
             self.introduce_me_to(now, from, addr);
             return;
-        }
+        };
         for packet in focas {
             self.membership.foca(now.mono, from, packet);
         }
@@ -54,9 +56,15 @@ impl Node {
             self.membership.ctl(now.mono, from, ctl, &*self.trust);
         }
         self.asked_heard(now, from, asked);
-        self.heard(now, from);
+        if stale {
+            self.heard(now, from);
+        } else {
+            self.membership.heard(now.mono, from);
+        }
         // A packet's header can lift a verdict that is only held back.
-        self.note_gone(from);
+        if self.catalog.is_gone(from) {
+            self.note_gone(from);
+        }
         self.compare_digest(now, from, envelope.digest);
     }
 

@@ -91,9 +91,9 @@ impl Membership {
     /// same verdict.
     pub fn public_accusations(&self) -> Vec<Statement> {
         let enough = self.config.accusers_enough;
-        let public = self.roster.iter().filter(|(_, member)| member.case.public);
+        let public = self.under_suspicion().into_iter().filter(|member| member.case.public);
         public
-            .flat_map(|(_, member)| member.case.charges().take(enough).map(|(_, charge)| charge.statement.clone()))
+            .flat_map(|member| member.case.charges().take(enough).map(|(_, charge)| charge.statement.clone()))
             .collect()
     }
 
@@ -115,6 +115,8 @@ impl Membership {
             return;
         }
         let accusers = case.accusers();
+        self.accused.note(accused, |slot| self.roster.find(slot).is_none_or(|member| member.case.is_empty()));
+        let case = &mut self.roster.get_mut(accused).case;
         if accusers >= 2 {
             if std::mem::replace(&mut case.public, true) {
                 self.publish(accused, [statement.clone()], from);

@@ -1,6 +1,9 @@
 //! What is held against one life of one member.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use super::roster::{ME, Slot};
 use crate::{
@@ -32,6 +35,34 @@ pub(super) struct Case {
     /// When others were asked whether they know better.
     pub(super) looked: Option<Mono>,
 }
+
+/// Members that something is or was held against lately: those whose cases are worth a look. In a large mesh nobody wants to
+/// look at all for the few.
+#[derive(Default)]
+pub(super) struct Accused {
+    slots: BTreeSet<Slot>,
+    /// So many were left by the last sweep.
+    swept: usize,
+}
+
+impl Accused {
+    /// Something is held against a member. Those of whom `is_empty` says that nothing is any more are let go when they may be as
+    /// many as the others.
+    pub(super) fn note(&mut self, slot: Slot, is_empty: impl Fn(Slot) -> bool) {
+        self.slots.insert(slot);
+        if self.slots.len() > 2 * self.swept.max(FEW) {
+            self.slots.retain(|slot| !is_empty(*slot));
+            self.swept = self.slots.len();
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Slot> {
+        self.slots.iter().copied()
+    }
+}
+
+/// Not worth a sweep.
+const FEW: usize = 16;
 
 impl Case {
     pub(super) fn is_empty(&self) -> bool {

@@ -31,8 +31,8 @@ struct Confirm {
     round: u32,
     /// What the member itself answers.
     token: u64,
-    /// Who is asked to look, with the token that acknowledges it.
-    helpers: Vec<(Slot, u64)>,
+    /// Who is asked to look, with the token that acknowledges it; worked out when it is time to ask.
+    helpers: Option<Vec<(Slot, u64)>>,
     /// Somebody else answered meanwhile.
     control: bool,
     /// Somebody else was asked at all.
@@ -98,7 +98,7 @@ impl Confirms {
         self.end(slot);
         self.tokens.retain(|_, asked| asked.whom != slot);
         for confirm in self.running.values_mut() {
-            confirm.helpers.retain(|(helper, _)| *helper != slot);
+            confirm.helpers.iter_mut().for_each(|helpers| helpers.retain(|(helper, _)| *helper != slot));
         }
     }
 
@@ -125,18 +125,9 @@ impl Membership {
             return;
         }
         let life = member.life();
-        let mut helpers = Vec::new();
-        match why {
-            Why::ForAnother => {
-                self.roster.get_mut(slot).helped = Some(now);
-                self.note(now, slot, Happened::AskedForOthers);
-            }
-            Why::Sweep => {}
-            Why::Missed => {
-                for helper in self.nearest_others(slot) {
-                    helpers.push((helper, self.confirms.token(slot, helper)));
-                }
-            }
+        if why == Why::ForAnother {
+            self.roster.get_mut(slot).helped = Some(now);
+            self.note(now, slot, Happened::AskedForOthers);
         }
         let token = self.confirms.token(slot, slot);
         let deadline = now + self.config.confirm * (1 + self.health.score);
@@ -147,7 +138,7 @@ impl Membership {
             next: now,
             round: 0,
             token,
-            helpers,
+            helpers: None,
             control: false,
             control_asked: false,
             refused: false,
@@ -201,8 +192,7 @@ impl Membership {
         let first = confirm.why == Why::Sweep && round == 0;
         confirm.round += 1;
         let (token, life, control, deadline) = (confirm.token, confirm.life, confirm.control, confirm.deadline);
-        let late = now.since(confirm.started) >= self.config.help_after;
-        let helpers = if late { confirm.helpers.clone() } else { Vec::new() };
+        let late = now.since(confirm.started) >= self.config.help_after && confirm.why == Why::Missed;
         if round.is_multiple_of(2) && !first {
             let node = self.roster.get(slot).name.clone();
             self.actions.push_back(Action::UdpProbe { token, node });
@@ -211,6 +201,7 @@ impl Membership {
             self.send_to(slot, Ctl::Ping { token });
         }
         let accused = self.roster.get(slot).name.clone();
+        let helpers = if late { self.helpers_for(slot) } else { Vec::new() };
         for (helper, token) in helpers {
             let accused = accused.clone();
             self.send_to(helper, Ctl::Check { accused, generation: life.0, incarnation: life.1, token });
@@ -223,6 +214,20 @@ impl Membership {
             confirm.next = now + pause;
         }
         self.timers.set(now, pause, Timer::Confirm(slot));
+    }
+
+    /// Who is asked to look at a member, without those that have answered.
+    fn helpers_for(&mut self, about: Slot) -> Vec<(Slot, u64)> {
+        if let Some(known) = self.confirms.running.get(&about).and_then(|confirm| confirm.helpers.clone()) {
+            return known;
+        }
+        let nearest = self.nearest_others(about);
+        let helpers: Vec<(Slot, u64)> =
+            nearest.into_iter().map(|helper| (helper, self.confirms.token(about, helper))).collect();
+        if let Some(confirm) = self.confirms.running.get_mut(&about) {
+            confirm.helpers = Some(helpers.clone());
+        }
+        helpers
     }
 
     fn ask_controls(&mut self, about: Slot) {
@@ -252,7 +257,7 @@ impl Membership {
         self.health.answered = Some(now);
         if let Some(confirm) = self.confirms.running.get_mut(&about) {
             confirm.control = true;
-            confirm.helpers.retain(|(_, of)| *of != token);
+            confirm.helpers.iter_mut().for_each(|helpers| helpers.retain(|(_, of)| *of != token));
         }
     }
 

@@ -42,7 +42,7 @@ mod timers;
 mod why;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
@@ -56,13 +56,14 @@ pub use history::{Accuser, Story, StoryEvent, Tallies};
 pub use removal::Removal;
 
 use self::{
+    case::Accused,
     circle::{Circle, Stirred},
     confirm::{Confirms, Why},
     engine::{Effects, Engine, Peer, Probe, ProbePacket},
     history::Happened,
     losses::Losses,
     refute::Refutation,
-    roster::{ME, Roster, Slot},
+    roster::{ME, Member, Roster, Slot},
     timers::{Timer, Timers},
 };
 use crate::{
@@ -88,6 +89,7 @@ pub struct Membership {
     health: OwnHealth,
     refutation: Refutation,
     losses: Losses,
+    accused: Accused,
     tallies: Tallies,
     /// Nobody is accused or convicted before this: this process stood still.
     hold_until: Mono,
@@ -137,6 +139,7 @@ impl Membership {
             health: OwnHealth::default(),
             refutation: Refutation::default(),
             losses: Losses::default(),
+            accused: Accused::default(),
             tallies: Tallies::default(),
             hold_until: Mono::ZERO,
             entered: now,
@@ -372,12 +375,21 @@ impl Membership {
     /// Whom this node holds dead, for a sync reply, and whom two accusers doubt: only the member itself can lift either,
     /// and the peer may reach it.
     pub fn down(&self) -> Vec<(NodeId, u64, u16)> {
-        let condemned = self.roster.iter().filter(|(_, member)| match member.state {
+        let condemned = self.under_suspicion().into_iter().filter(|member| match member.state {
             MemberState::Down => !member.refuted_while_held,
             MemberState::Doubtful => member.case.public,
             MemberState::Alive | MemberState::Left => false,
         });
-        condemned.map(|(_, member)| (member.name.clone(), member.generation, member.incarnation)).collect()
+        condemned.map(|member| (member.name.clone(), member.generation, member.incarnation)).collect()
+    }
+
+    /// Those who are down or something is held against, in name order; others may be among them.
+    fn under_suspicion(&self) -> Vec<&Member> {
+        let down = self.roster.down().iter().copied();
+        let slots: BTreeSet<Slot> = self.accused.iter().chain(down).filter(|slot| *slot != ME).collect();
+        let mut members: Vec<&Member> = slots.into_iter().filter_map(|slot| self.roster.find(slot)).collect();
+        members.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        members
     }
 
     /// Whether a member is down or has left. One that is held down only for flapping has not gone, as for everybody else.
