@@ -329,7 +329,7 @@ fn one(scenario: &Scenario, seed: u64, show: &Show) -> anyhow::Result<bool> {
     let progress = Box::new(move |done: f64| bar.at(done, "of the virtual time"));
     let recorder = show.report.is_some().then(|| report::recorder(scenario)).unzip();
     let watcher = recorder.0.map(|recorder| Box::new(recorder) as _);
-    let options = Options { log, readout, progress: Some(progress), watcher, ..Options::default() };
+    let options = Options { log, readout, progress: Some(progress), watcher, last: true, ..Options::default() };
     let summary = play(scenario, seed, options);
     if let (Some(file), Some(recording)) = (&show.report, recorder.1) {
         let page = report::page(scenario, &summary, &recording.borrow());
