@@ -12,6 +12,9 @@ use crate::queue::{SECOND, Time};
 pub struct Bounds {
     /// A node that was stopped judges nobody for so long (3 s).
     pub held_back: Time,
+    /// Whom nobody can reach, and was well before, has come to the end of what it had begun by then: a member was being asked
+    /// again while others still answered, and what two say counts once nothing was heard for a moment (1.9 s).
+    pub left_alone: Time,
     /// From the end of contact to a verdict that was due to it: it is probed, asked again, accused by one, waited for as long as
     /// one accuser makes anybody wait, and asked once more (12.2 s).
     pub decided: Time,
@@ -29,11 +32,12 @@ impl Bounds {
     pub fn of(config: &MembershipConfig) -> Self {
         let time = |duration: Duration| duration.as_nanos() as Time;
         let held_back = time(config.pause + config.hold);
+        let left_alone = time(config.confirm + config.veto + config.probe_rtt * 2);
         let probed = config.probe_period * PERIODS + config.probe_rtt;
         let decided = time(probed + config.confirm + config.wait_max + config.last_look) + SECOND;
         let settled = decided + held_back;
         let hold = time(config.flap_hold);
-        Self { held_back, decided, settled, released: settled + hold, converged: 2 * settled + hold }
+        Self { held_back, left_alone, decided, settled, released: settled + hold, converged: 2 * settled + hold }
     }
 }
 

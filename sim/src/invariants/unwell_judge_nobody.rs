@@ -7,7 +7,7 @@ use crate::{scenario::Do, world::World};
 
 pub const NAME: &str = "unwell-judge-nobody";
 pub const DOC: &str = "A node that stood still within the last 3 s (with the LAN's constants, as below; stopped, starved) does not declare down a member that runs well; \
-one that nobody can reach for 3 s does not even find it doubtful, and after 12 s declares nobody down but whom others had accused before: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
+one that nobody can reach for 1.9 s (3 s, where something else was wrong with it) does not even find it doubtful, and after 12 s declares nobody down but whom others had accused before: both take their own trouble for their own (REQUIREMENTS M5, case C06).";
 
 pub struct Check;
 
@@ -30,9 +30,14 @@ impl Invariant for Check {
             && host.slow_at > 0
             && host.slow_at + bounds.held_back > world.now
             && world.links.open_both(observer, subject);
+        let was_well = host.is_clean(world.now, bounds.settled) && host.is_awake(world.now);
+        let patience = match state {
+            MemberState::Down => bounds.decided,
+            _ if was_well => bounds.left_alone,
+            _ => bounds.held_back,
+        };
         let deaf = world.links.is_cut()
-            && host.island_since + if state == MemberState::Down { bounds.decided } else { bounds.held_back }
-                <= world.now
+            && host.island_since + patience <= world.now
             && world.hosts.iter().all(|from| from.index == observer || !world.links.open(from.index, observer));
         // Two who could not reach it said so while they could be heard, and nothing to the contrary can arrive since.
         let deaf = deaf && !(state == MemberState::Down && world.accused_before_island(host, subject));
