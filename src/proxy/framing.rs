@@ -11,22 +11,24 @@
 //! Written by hand because httparse has no notion of a stream of messages; it looks at header names only and keeps no bytes
 //! beyond the first few of a line.
 
-use super::Reason;
+use http::{HeaderName, Method};
+
+use super::{Reason, forward::Refusal};
 
 /// What hyper would have repaired in silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// More than one length, or a length that is not digits only.
-    Framing,
+    /// More than one length, or a length that is not digits only; in words.
+    Framing(&'static str),
     /// A fragment in the target.
     Target,
 }
 
-impl From<Fault> for Reason {
+impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Self {
         match fault {
-            Fault::Framing => Self::BadFraming,
-            Fault::Target => Self::BadTarget,
+            Fault::Framing(what) => Self { reason: Reason::BadFraming, detail: what.to_owned() },
+            Fault::Target => Reason::BadTarget.into(),
         }
     }
 }
@@ -89,6 +91,8 @@ pub(super) struct Follower {
     lengths: u32,
     encodings: u32,
     fault: Option<Fault>,
+    /// The first line of the present head that no HTTP request has.
+    odd: Option<&'static str>,
     heads: u64,
     first_fault: Option<(u64, Fault)>,
     max_bytes: usize,
@@ -109,6 +113,7 @@ impl Follower {
             lengths: 0,
             encodings: 0,
             fault: None,
+            odd: None,
             heads: 0,
             first_fault: None,
             max_bytes,
@@ -119,6 +124,13 @@ impl Follower {
     /// The fault of the message with this index (from 0), or of one before it.
     pub(super) fn fault(&self, message: u64) -> Option<Fault> {
         self.first_fault.filter(|(at, _)| *at <= message).map(|(_, fault)| fault)
+    }
+
+    /// What it is that no parser of HTTP/1 takes, as far as the lines of the present head tell.
+    pub(super) fn oddity(&self) -> Option<&'static str> {
+        let unfinished =
+            || (self.place == Place::Head).then(|| odd(&self.line[..self.line_length], self.first_line, false));
+        self.odd.or_else(|| unfinished().flatten())
     }
 
     /// Looks no further: the connection speaks something else from here on.
@@ -233,12 +245,15 @@ impl Follower {
         self.place = Place::Head;
         (self.first_line, self.word) = (true, Word::None);
         (self.head_bytes, self.headers, self.lengths, self.encodings) = (0, 0, 0, 0);
-        (self.length, self.fault) = (None, None);
+        (self.length, self.fault, self.odd) = (None, None, None);
     }
 
     fn end_line(&mut self) {
         let line = self.line;
         let line = line[..self.line_length].strip_suffix(b"\r").unwrap_or(&line[..self.line_length]);
+        if self.place == Place::Head && self.odd.is_none() && !line.is_empty() {
+            self.odd = odd(line, self.first_line, self.line_length < KEPT);
+        }
         match self.place {
             Place::Head if line.is_empty() => self.end_head(),
             Place::Head if self.first_line => self.first_line = false,
@@ -257,21 +272,25 @@ impl Follower {
             self.lengths += 1;
             let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
             self.length = digits.then(|| std::str::from_utf8(value).ok()?.parse().ok()).flatten();
-            if self.length.is_none() || self.lengths > 1 {
-                self.fault.get_or_insert(Fault::Framing);
+            if self.lengths > 1 {
+                self.fault.get_or_insert(Fault::Framing("Content-Length comes more than once"));
+            } else if self.length.is_none() {
+                self.fault.get_or_insert(Fault::Framing("Content-Length is not a number of digits only"));
             }
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             self.encodings += 1;
             // `chunked` twice, or anything beside it: nothing that an application behind us must understand the same way.
-            if self.encodings > 1 || !value.eq_ignore_ascii_case(b"chunked") {
-                self.fault.get_or_insert(Fault::Framing);
+            if self.encodings > 1 {
+                self.fault.get_or_insert(Fault::Framing("Transfer-Encoding comes more than once"));
+            } else if !value.eq_ignore_ascii_case(b"chunked") {
+                self.fault.get_or_insert(Fault::Framing("Transfer-Encoding is something else than chunked"));
             }
         }
     }
 
     fn end_head(&mut self) {
         if self.lengths > 0 && self.encodings > 0 {
-            self.fault.get_or_insert(Fault::Framing);
+            self.fault.get_or_insert(Fault::Framing("both Content-Length and Transfer-Encoding"));
         }
         if let Some(fault) = self.fault {
             self.first_fault.get_or_insert((self.heads, fault));
@@ -284,6 +303,43 @@ impl Follower {
             (None, 0, Some(left @ 1..)) => Place::Body { left, chunked: false },
             (None, 0, _) => Place::Between,
         };
+    }
+}
+
+/// What is wrong with a line of a head, which may be cut off or still to be finished; for people, so it need not find everything.
+fn odd(line: &[u8], first: bool, whole: bool) -> Option<&'static str> {
+    if first && line.first() == Some(&0x16) {
+        return Some("it begins like TLS, which is not taken here");
+    }
+    if first {
+        let mut words = line.split(|c| *c == b' ');
+        let (method, version) = (words.next().unwrap_or_default(), words.nth(1));
+        return if Method::from_bytes(method).is_err() {
+            Some("its first line does not begin with a method")
+        } else if words.next().is_some() {
+            Some("there is a space in the request target")
+        } else if !whole {
+            None
+        } else if version.is_some_and(|version| version != b"HTTP/1.1" && version != b"HTTP/1.0") {
+            Some("its version is neither HTTP/1.1 nor HTTP/1.0")
+        } else if version.is_none() {
+            Some("its first line is not of the form METHOD TARGET HTTP/1.1")
+        } else {
+            None
+        };
+    }
+    let control = |c: &u8| c.is_ascii_control() && *c != b'\t';
+    match line.iter().position(|c| *c == b':') {
+        _ if line.first().is_some_and(u8::is_ascii_whitespace) => Some("a header goes on in a second line"),
+        Some(colon) if line[..colon].last().is_some_and(u8::is_ascii_whitespace) => {
+            Some("there is a space behind a header's name, before its colon")
+        }
+        Some(colon) if HeaderName::from_bytes(&line[..colon]).is_err() => {
+            Some("a header's name has a character that names may not have")
+        }
+        Some(colon) if line[colon..].iter().any(control) => Some("a header's value has a control character"),
+        None if whole => Some("a header has no colon"),
+        Some(_) | None => None,
     }
 }
 
@@ -316,20 +372,21 @@ mod tests {
     #[test]
     fn what_hyper_repairs_is_refused() {
         for (lines, fault) in [
-            ("Content-Length: 5\r\nTransfer-Encoding: chunked", Fault::Framing),
-            ("transfer-encoding: chunked\r\ncontent-length: 5", Fault::Framing),
-            ("Content-Length: 5\r\nContent-Length: 5", Fault::Framing),
-            ("Content-Length: 5, 5", Fault::Framing),
-            ("Content-Length: +5", Fault::Framing),
-            ("Content-Length: 0x5", Fault::Framing),
-            ("Content-Length:", Fault::Framing),
-            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", Fault::Framing),
-            ("Transfer-Encoding: chunked, chunked", Fault::Framing),
-            ("Transfer-Encoding: gzip, chunked", Fault::Framing),
+            ("Content-Length: 5\r\nTransfer-Encoding: chunked", "both"),
+            ("transfer-encoding: chunked\r\ncontent-length: 5", "both"),
+            ("Content-Length: 5\r\nContent-Length: 5", "Content-Length comes more than once"),
+            ("Content-Length: 5, 5", "digits"),
+            ("Content-Length: +5", "digits"),
+            ("Content-Length: 0x5", "digits"),
+            ("Content-Length:", "digits"),
+            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "Transfer-Encoding comes more than once"),
+            ("Transfer-Encoding: chunked, chunked", "something else than chunked"),
+            ("Transfer-Encoding: gzip, chunked", "something else than chunked"),
         ] {
             let head = format!("POST / HTTP/1.1\r\nHost: o\r\n{lines}\r\n\r\n");
             for piece in [1, 3, 10_000] {
-                assert_eq!(follow(head.as_bytes(), piece).fault(0), Some(fault), "{lines}");
+                let Some(Fault::Framing(what)) = follow(head.as_bytes(), piece).fault(0) else { panic!("{lines}") };
+                assert!(what.contains(fault), "{lines}: {what}");
             }
         }
         assert_eq!(follow(b"GET /a#b HTTP/1.1\r\n\r\n", 4).fault(0), Some(Fault::Target));
@@ -376,8 +433,36 @@ mod tests {
         let stream = format!("{sized}{chunked}{plain}{bad}");
         for piece in 1..40 {
             let follower = follow(stream.as_bytes(), piece);
-            assert_eq!((follower.fault(2), follower.fault(3)), (None, Some(Fault::Framing)), "piece {piece}");
+            assert_eq!(follower.fault(2), None, "piece {piece}");
+            assert!(matches!(follower.fault(3), Some(Fault::Framing(_))), "piece {piece}");
         }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_in_words() {
+        for (bytes, what) in [
+            ("\x16\x03\x01\x02\0", Some("like TLS")),
+            ("{\"a\": 1}\r\n\r\n", Some("begin with a method")),
+            ("GET\r\n\r\n", Some("METHOD TARGET HTTP/1.1")),
+            ("GET /\r\n\r\n", Some("METHOD TARGET HTTP/1.1")),
+            ("GET /a b HTTP/1.1\r\n\r\n", Some("space in the request target")),
+            ("GET / HTTP/3.0\r\n\r\n", Some("neither HTTP/1.1 nor")),
+            ("GET / HTTP/1.1\r\nHost: a\r\nfolded: b\r\n c\r\n\r\n", Some("second line")),
+            ("GET / HTTP/1.1\r\nHost : a\r\n\r\n", Some("before its colon")),
+            ("GET / HTTP/1.1\r\nH(st: a\r\n\r\n", Some("character that names")),
+            ("GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n", Some("control character")),
+            ("GET / HTTP/1.1\r\nHost\r\n\r\n", Some("no colon")),
+            ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", None),
+            ("POST /a?b HTTP/1.0\r\nHost: a\r\n", None),
+        ] {
+            for piece in [1, 3, 10_000] {
+                let told = follow(bytes.as_bytes(), piece).oddity();
+                assert_eq!(told.is_some(), what.is_some(), "{bytes:?}: {told:?}");
+                assert!(told.unwrap_or_default().contains(what.unwrap_or_default()), "{bytes:?}: {told:?}");
+            }
+        }
+        let long = format!("GET /{} HTTP/1.1\r\nname: {}\r\n\r\n", "x".repeat(300), "y".repeat(300));
+        assert_eq!(follow(long.as_bytes(), 7).oddity(), None);
     }
 
     #[test]
