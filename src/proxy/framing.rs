@@ -229,16 +229,18 @@ impl Follower {
         let bytes = self.head_bytes + part.len() + 1;
         if self.first_line && bytes > self.max_bytes.min(LONGEST_LINE) {
             Some(Limit::Target)
-        } else if bytes > self.max_bytes || self.headers == self.max_headers && self.begins_header(part) {
+        } else if bytes > self.max_bytes || self.headers >= self.max_headers && self.begins_header(part) {
             Some(Limit::Head)
         } else {
             None
         }
     }
 
-    /// Whether this part makes the present line of a head a header, and not the end of the head.
+    /// Whether the present line of a head, with this part, is a header and not the end of the head. One that begins with a carriage
+    /// return and goes on is neither: hyper refuses it.
     fn begins_header(&self, part: &[u8]) -> bool {
-        !self.first_line && self.line_length + part.len() > 0 && part.first().is_some_and(|c| *c != b'\r')
+        let first = self.line[..self.line_length].first().or(part.first());
+        !self.first_line && first.is_some_and(|c| *c != b'\r')
     }
 
     fn begin_head(&mut self) {
@@ -399,6 +401,7 @@ mod tests {
     #[test]
     fn heads_beyond_the_limits_are_kept_away() {
         let headers = |count: usize| format!("GET / HTTP/1.1\r\n{}\r\n", "a: 1\r\n".repeat(count));
+        let odd = |count: usize| format!("GET / HTTP/1.1\r\n{}\r(: 1\r\na: 1\r\n\r\n", "a: 1\r\n".repeat(count));
         let long = |size: usize| format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "x".repeat(size));
         let line = |size: usize| format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(size));
         for (head, stuck) in [
@@ -406,6 +409,8 @@ mod tests {
             (headers(11), Some(Limit::Head)),
             (long(1_001), None),
             (long(1_200), Some(Limit::Head)),
+            (odd(8), None),
+            (odd(10), Some(Limit::Head)),
             (line(1_006), None),
             (line(1_200), Some(Limit::Target)),
         ] {
