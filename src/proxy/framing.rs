@@ -61,8 +61,9 @@ enum Place {
     Stuck(Limit),
 }
 
-/// Kept bytes of a line: enough for `transfer-encoding: gzip, chunked` and any 64-bit length.
-const KEPT: usize = 96;
+/// Kept bytes of a line: enough for `transfer-encoding: gzip, chunked` and any 64-bit length. A length or encoding that goes on behind
+/// them is refused.
+pub(super) const KEPT: usize = 96;
 
 /// Longest request line: hyper takes no target of more than 65,534 bytes.
 const LONGEST_LINE: usize = 65_500;
@@ -82,6 +83,8 @@ pub(super) struct Follower {
     place: Place,
     line: [u8; KEPT],
     line_length: usize,
+    /// Something of it was not kept.
+    line_cut: bool,
     first_line: bool,
     /// Where in the request line it is.
     word: Word,
@@ -105,6 +108,7 @@ impl Follower {
             place: Place::Between,
             line: [0; KEPT],
             line_length: 0,
+            line_cut: false,
             first_line: true,
             word: Word::None,
             head_bytes: 0,
@@ -193,6 +197,7 @@ impl Follower {
         let kept = &part[..part.len().min(room)];
         self.line[self.line_length..self.line_length + kept.len()].copy_from_slice(kept);
         self.line_length += kept.len();
+        self.line_cut |= part[kept.len()..].iter().any(|c| !c.is_ascii_whitespace());
         if self.place == Place::Head {
             self.head_bytes += part.len() + usize::from(end.is_some());
             if self.first_line && self.target_of(part).contains(&b'#') {
@@ -203,7 +208,7 @@ impl Follower {
             return rest;
         }
         self.end_line();
-        self.line_length = 0;
+        (self.line_length, self.line_cut) = (0, false);
         &rest[1..]
     }
 
@@ -270,6 +275,11 @@ impl Follower {
         self.headers += 1;
         let Some(colon) = line.iter().position(|c| *c == b':') else { return };
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        let framing = [b"content-length".as_slice(), b"transfer-encoding"];
+        if self.line_cut && framing.iter().any(|framing| name.eq_ignore_ascii_case(framing)) {
+            self.fault
+                .get_or_insert(Fault::Framing("Content-Length or Transfer-Encoding is longer than any needs to be"));
+        }
         if name.eq_ignore_ascii_case(b"content-length") {
             self.lengths += 1;
             let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
@@ -381,6 +391,10 @@ mod tests {
             ("Content-Length: +5", "digits"),
             ("Content-Length: 0x5", "digits"),
             ("Content-Length:", "digits"),
+            (&format!("Content-Length: {:0100}", 5), "longer"),
+            (&format!("Content-Length: {:100}6", 5), "longer"),
+            (&format!("Transfer-Encoding: chunked{:100}", ", chunked"), "something else"),
+            (&format!("Transfer-Encoding: chunked{:>100}", ", chunked"), "longer"),
             ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "Transfer-Encoding comes more than once"),
             ("Transfer-Encoding: chunked, chunked", "something else than chunked"),
             ("Transfer-Encoding: gzip, chunked", "something else than chunked"),
