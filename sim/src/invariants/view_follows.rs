@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use lanemesh::types::{Health, InstanceId, MemberState, NodeId};
+use lanemesh::{
+    routing::InstanceEntry,
+    types::{Health, InstanceId, MemberState, NodeId},
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Findings, Invariant};
@@ -118,7 +121,9 @@ impl Check {
 fn candidates(host: &Host) -> FxHashSet<(&NodeId, &InstanceId)> {
     let Some(table) = &host.table else {
         let entries = host.snapshot.services().flat_map(|service| &service.instances);
-        let entries = entries.filter(|entry| entry.excluded.is_none());
+        // A last resort is no candidate: it is asked only where the service has nobody else.
+        let last_resort = |entry: &InstanceEntry| entry.stale && entry.owner == MemberState::Down;
+        let entries = entries.filter(|entry| entry.excluded.is_none() && !last_resort(entry));
         return entries.map(|entry| (&entry.record.owner, &entry.record.id)).collect();
     };
     let instances = table.instances.iter().filter(|candidate| {

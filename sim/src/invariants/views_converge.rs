@@ -1,22 +1,21 @@
 //! After the last fault, everybody sees everybody rightly within a bound.
 
-use lanemesh::types::MemberState;
+use lanemesh::types::{MemberState, Mono};
 
 use super::{Findings, Invariant, secs};
 use crate::{
-    queue::{SECOND, Time},
+    host::Host,
+    queue::{MILLI, SECOND, Time},
     world::World,
 };
 
 pub const NAME: &str = "views-converge";
 pub const DOC: &str = "Within 60 s after the last fault has ended (with the LAN's constants; and within the settling time of the \
-scenario) every member sees every other member alive and nobody else, and it stays so. 60 s are: a verdict that must still fall \
+scenario) every member sees every other member alive and nobody else, and it stays so but for doubts of less than 5 s. 60 s are: a verdict that must still fall \
 (15 s), a flapping member's hold (30 s), and contact made again (15 s). Nodes that joined or restarted later have 20 s from then.";
 
 #[derive(Default)]
 pub struct Check {
-    wrong_since: Option<Time>,
-    right: bool,
     reported: bool,
 }
 
@@ -53,9 +52,8 @@ impl Check {
             let other = &world.hosts[subject as usize];
             let fresh = other.started.max(other.ended) + NEWCOMER > world.now;
             let doubt_only = state == Some(MemberState::Doubtful) && other.is_member();
-            if fresh || (doubt_only && self.wrong_since.is_none()) {
-                // One doubt that is cleared in a moment is no lasting difference.
-                self.wrong_since = Some(world.now);
+            // A doubt that is cleared in a moment is no lasting difference.
+            if fresh || (doubt_only && doubted_for(observer, other, world.now) < DOUBT_LASTS) {
                 continue;
             }
             let truth = if other.is_member() { "lives" } else { "is gone" };
@@ -67,8 +65,14 @@ impl Check {
             self.reported = true;
             return;
         }
-        self.right = true;
     }
 }
 
+/// For how long one has been in its state for another.
+fn doubted_for(observer: &Host, other: &Host, now: Time) -> Time {
+    let story = observer.node.as_ref().and_then(|node| node.membership().story(&other.id, Mono(now)));
+    story.map_or(0, |story| story.since_ms * MILLI)
+}
+
 const NEWCOMER: Time = 20 * SECOND;
+const DOUBT_LASTS: Time = 5 * SECOND;
