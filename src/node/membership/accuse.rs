@@ -4,12 +4,12 @@
 //! themselves. The second distinct accuser makes both public; only then they are gossiped and cost the accused an
 //! incarnation. So one liar makes nobody doubtful and nobody talk.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     Action, Membership,
     confirm::Why,
-    roster::{ME, Slot},
+    roster::{ME, Member, Slot},
     timers::Timer,
 };
 use crate::{
@@ -95,6 +95,15 @@ impl Membership {
         public
             .flat_map(|member| member.case.charges().take(enough).map(|(_, charge)| charge.statement.clone()))
             .collect()
+    }
+
+    /// Those who are down or something is held against, in name order; others may be among them.
+    pub(super) fn under_suspicion(&self) -> Vec<&Member> {
+        let down = self.roster.down().iter().copied();
+        let slots: BTreeSet<Slot> = self.accused.iter().chain(down).filter(|slot| *slot != ME).collect();
+        let mut members: Vec<&Member> = slots.into_iter().filter_map(|slot| self.roster.find(slot)).collect();
+        members.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        members
     }
 
     /// Files an accusation, passes it on, looks for itself where this node is one of the nearest, and judges.

@@ -42,7 +42,7 @@ mod timers;
 mod why;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
@@ -63,7 +63,7 @@ use self::{
     history::Happened,
     losses::Losses,
     refute::Refutation,
-    roster::{ME, Member, Roster, Slot},
+    roster::{ME, Roster, Slot},
     timers::{Timer, Timers},
 };
 use crate::{
@@ -381,15 +381,6 @@ impl Membership {
             MemberState::Alive | MemberState::Left => false,
         });
         condemned.map(|member| (member.name.clone(), member.generation, member.incarnation)).collect()
-    }
-
-    /// Those who are down or something is held against, in name order; others may be among them.
-    fn under_suspicion(&self) -> Vec<&Member> {
-        let down = self.roster.down().iter().copied();
-        let slots: BTreeSet<Slot> = self.accused.iter().chain(down).filter(|slot| *slot != ME).collect();
-        let mut members: Vec<&Member> = slots.into_iter().filter_map(|slot| self.roster.find(slot)).collect();
-        members.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        members
     }
 
     /// Whether a member is down or has left. One that is held down only for flapping has not gone, as for everybody else.
