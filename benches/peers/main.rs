@@ -153,6 +153,8 @@ fn costs(stage: &Stage, part: &Part, rounds: usize) {
 /// Resident memory. After each load its connections are gone again.
 fn memory(stage: &Stage) {
     println!("\nresident memory, MiB: at rest; 1,000 connections that wait after a request; 1,000 that work");
+    // What starting needed is behind all of them.
+    sleep(Duration::from_secs(6));
     for proxy in &stage.proxies {
         let rest = proxy.rss();
         let held = {

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use super::{Exit, Failure, config};
+use super::{Exit, Failure, check, config};
 use crate::config::{Config, Overrides, Source};
 
 /// Run a sidecar
@@ -96,7 +96,15 @@ pub(super) fn run(args: &Args, json: bool) -> Result<ExitCode, Failure> {
     // Gossip, admin and metrics have this thread; data-path threads are `app`'s own. One is enough, and wakes for less.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Failed, format!("no runtime: {error}")))?;
-    Ok(runtime.block_on(crate::app::run(config, || reread(args, json)))?)
+    let wanted = config.clone();
+    runtime.block_on(crate::app::run(config, || reread(args, json))).map_err(|error| {
+        let failure = Failure::from(error);
+        // What a start needs most often and lacks is a port. Who holds it, the system's error does not say.
+        match check::unbindable(&wanted) {
+            Some(cure) => failure.cure(cure),
+            None => failure,
+        }
+    })
 }
 
 /// File, environment and flags once more; an error names every fault in one line each.

@@ -19,7 +19,7 @@ use super::{
     Reason,
     detect::{Opening, PREFACE, Rewound},
     flight::{Asked, Flight},
-    forward::handle,
+    forward::{Refusal, handle},
     framing::{Follower, Limit},
     h2_serve,
     io::{ClientIo, Socket, Wire},
@@ -91,9 +91,9 @@ impl Client {
     }
 
     /// Whether the present request must be refused for what hyper hid. To be called once per request, in order.
-    pub(super) fn next_fault(&self) -> Option<Reason> {
+    pub(super) fn next_fault(&self) -> Option<Refusal> {
         let index = self.served.replace(self.served.get() + 1);
-        self.wire.follower.borrow().fault(index).map(Reason::from)
+        self.wire.follower.borrow().fault(index).map(Refusal::from)
     }
 
     pub(super) fn entered(&self) {
@@ -192,7 +192,7 @@ impl Client {
             }
         } else if self.wire.in_head() {
             if silent > timeouts.head {
-                self.socket.last_words(&Reason::RequestTimeout.last_words());
+                self.socket.last_words(&Reason::RequestTimeout.last_words(""));
                 refused(worker, self, Reason::RequestTimeout);
                 self.cut();
             }
@@ -304,7 +304,7 @@ fn refused(worker: &Rc<Worker>, client: &Rc<Client>, reason: Reason) {
 /// Refuses a head that the follower kept away from hyper.
 fn beyond(worker: &Rc<Worker>, client: &Rc<Client>, limit: Limit) {
     let reason = if limit == Limit::Target { Reason::TargetTooLong } else { Reason::HeadTooLarge };
-    client.socket.last_words(&reason.last_words());
+    client.socket.last_words(&reason.last_words(""));
     refused(worker, client, reason);
     let limits = (worker.config.max_head_bytes, worker.config.max_headers);
     let (client, reason) = (client.address, reason.name());
@@ -314,19 +314,19 @@ fn beyond(worker: &Rc<Worker>, client: &Rc<Client>, limit: Limit) {
 /// hyper ends the connection when it cannot parse what comes; [`ClientIo`] has put the reason into its answer. Here it is
 /// counted.
 fn broken(worker: &Rc<Worker>, client: &Rc<Client>, error: &hyper::Error) {
-    let reason = if error.is_parse_too_large() {
-        Some(Reason::HeadTooLarge)
+    let refusal = if error.is_parse_too_large() {
+        Some(Reason::HeadTooLarge.into())
     } else if error.is_parse() {
         Some(client.wire.unparsed())
     } else {
         None
     };
-    if let Some(reason) = reason {
-        refused(worker, client, reason);
+    if let Some(Refusal { reason, .. }) = &refusal {
+        refused(worker, client, *reason);
     }
     let client = client.address;
-    if let Some(reason) = reason {
-        tracing::info!(%client, %error, reason = reason.name(), "request refused");
+    if let Some(Refusal { reason, detail }) = refusal {
+        tracing::info!(%client, %error, reason = reason.name(), detail, "request refused");
     } else {
         tracing::debug!(%client, %error, "client connection ended");
     }

@@ -58,7 +58,7 @@ async fn reach(
     let wanted = target::of_connect(parts.version, &parts.uri, &parts.headers, dedicated.as_deref())?;
     // "Content in a CONNECT request has no defined meaning": a length would say that the tunnel's first bytes are not its own.
     if !body.is_end_stream() || parts.headers.contains_key(header::CONTENT_LENGTH) {
-        return Err(Reason::BadFraming.into());
+        return Err(Refusal { reason: Reason::BadFraming, detail: "a CONNECT has no body".to_owned() });
     }
     let view = flight.view.clone();
     let unknown = || Refusal { reason: Reason::UnknownService, detail: shown(wanted.as_str()) };

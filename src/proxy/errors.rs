@@ -88,10 +88,10 @@ const fn entry(
 const TABLE: [Entry; 24] = [
     entry(Reason::BadSyntax, "bad_syntax", 400, "http_request_error",
         "what the client sent is not an HTTP request",
-        "send plain HTTP/1.1 or HTTP/2 to this port; TLS is not taken here"),
+        "send HTTP/1.1 or HTTP/2 without TLS to this port"),
     entry(Reason::BadFraming, "bad_framing", 400, "http_request_error",
-        "the request's length is given twice or in conflict (Content-Length, Transfer-Encoding)",
-        "send one Content-Length of digits only, or Transfer-Encoding: chunked, never both"),
+        "where the request's body ends is not certain",
+        "send one Content-Length of digits only, or Transfer-Encoding: chunked with whole chunks, never both"),
     entry(Reason::BadHost, "bad_host", 400, "http_request_error",
         "the request needs exactly one Host header of the form name or name:port",
         "send Host: <service>"),
@@ -246,8 +246,8 @@ impl Reason {
     }
 
     /// The whole response as it goes over the wire, for a connection that is closed with it and that hyper does not hold.
-    pub(super) fn last_words(self) -> String {
-        let mut response = self.response(false, "");
+    pub(super) fn last_words(self, detail: &str) -> String {
+        let mut response = self.response(false, detail);
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         String::from_utf8_lossy(&on_the_wire(&response, &[], true)).into_owned()
     }

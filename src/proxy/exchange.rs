@@ -10,7 +10,7 @@ use super::{
     Reason,
     body::{AnswerBody, Gathering, Outgoing, Progress, RequestBody, Whole},
     flight::Flight,
-    forward::{Refusal, reads_whole, reason_of, refusal},
+    forward::{Refusal, reads_whole, refusal},
     grpc,
     h2_pool::{malformed, unprocessed, was_reset},
     headers::{self, X_ATTEMPT, X_LANE, X_REQUEST_TIMEOUT, X_VERSION, for_http2},
@@ -394,7 +394,7 @@ impl<'a> Exchange<'a> {
             return Ok(Tried::Failed(self.stale()));
         }
         if let Some(fault) = progress.and_then(|progress| progress.fault.get()) {
-            return Err(reason_of(fault).into());
+            return Err(fault.into());
         }
         let error = error.into_error();
         if unprocessed(&error) && self.body.restore() {

@@ -52,7 +52,7 @@ pub(super) async fn handle(
 ) -> Response<ResponseBody> {
     let (mut parts, body) = request.into_parts();
     let fault = match parts.version {
-        Version::HTTP_2 => h2_serve::check_head(&worker, &mut parts),
+        Version::HTTP_2 => h2_serve::check_head(&worker, &mut parts).map(Refusal::from),
         _ => client.next_fault(),
     };
     let class = method_class(&parts.method);
@@ -62,7 +62,7 @@ pub(super) async fn handle(
         return connect(&worker, flight, parts, body, json).await;
     }
     let answered = match fault {
-        Some(reason) => Err(reason.into()),
+        Some(refusal) => Err(refusal),
         None => answer(&worker, &mut flight, &mut parts, body).await,
     };
     match answered {
@@ -166,18 +166,20 @@ async fn prepare_body(headers: &mut HeaderMap, body: Incoming, config: &Proxy) -
     }
     // Who expects a 100 wants the instance's word before the body is sent: reading it here would be that word.
     if !expects && body.size_hint().exact().is_some_and(|length| length <= config.max_replay_bytes) {
-        return keep(body, config.timeouts.idle, config.timeouts.body)
-            .await
-            .map(Outgoing::Kept)
-            .map_err(|fault| reason_of(fault).into());
+        return keep(body, config.timeouts.idle, config.timeouts.body).await.map(Outgoing::Kept).map_err(Refusal::from);
     }
     Ok(Outgoing::streamed(body, config.timeouts.idle, expects))
 }
 
-pub(super) fn reason_of(fault: ClientFault) -> Reason {
-    match fault {
-        ClientFault::Broken => Reason::BadFraming,
-        ClientFault::Silent => Reason::RequestTimeout,
+impl From<ClientFault> for Refusal {
+    fn from(fault: ClientFault) -> Self {
+        match fault {
+            ClientFault::Broken => Self {
+                reason: Reason::BadFraming,
+                detail: "the body broke off, or a chunk of it is malformed".to_owned(),
+            },
+            ClientFault::Silent => Reason::RequestTimeout.into(),
+        }
     }
 }
 

@@ -11,22 +11,24 @@
 //! Written by hand because httparse has no notion of a stream of messages; it looks at header names only and keeps no bytes
 //! beyond the first few of a line.
 
-use super::Reason;
+use http::{HeaderName, Method};
+
+use super::{Reason, forward::Refusal};
 
 /// What hyper would have repaired in silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// More than one length, or a length that is not digits only.
-    Framing,
+    /// More than one length, or a length that is not digits only; in words.
+    Framing(&'static str),
     /// A fragment in the target.
     Target,
 }
 
-impl From<Fault> for Reason {
+impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Self {
         match fault {
-            Fault::Framing => Self::BadFraming,
-            Fault::Target => Self::BadTarget,
+            Fault::Framing(what) => Self { reason: Reason::BadFraming, detail: what.to_owned() },
+            Fault::Target => Reason::BadTarget.into(),
         }
     }
 }
@@ -59,8 +61,9 @@ enum Place {
     Stuck(Limit),
 }
 
-/// Kept bytes of a line: enough for `transfer-encoding: gzip, chunked` and any 64-bit length.
-const KEPT: usize = 96;
+/// Kept bytes of a line: enough for `transfer-encoding: gzip, chunked` and any 64-bit length. A length or encoding that goes on behind
+/// them is refused.
+pub(super) const KEPT: usize = 96;
 
 /// Longest request line: hyper takes no target of more than 65,534 bytes.
 const LONGEST_LINE: usize = 65_500;
@@ -80,6 +83,8 @@ pub(super) struct Follower {
     place: Place,
     line: [u8; KEPT],
     line_length: usize,
+    /// Something of it was not kept.
+    line_cut: bool,
     first_line: bool,
     /// Where in the request line it is.
     word: Word,
@@ -89,6 +94,8 @@ pub(super) struct Follower {
     lengths: u32,
     encodings: u32,
     fault: Option<Fault>,
+    /// The first line of the present head that no HTTP request has.
+    odd: Option<&'static str>,
     heads: u64,
     first_fault: Option<(u64, Fault)>,
     max_bytes: usize,
@@ -101,6 +108,7 @@ impl Follower {
             place: Place::Between,
             line: [0; KEPT],
             line_length: 0,
+            line_cut: false,
             first_line: true,
             word: Word::None,
             head_bytes: 0,
@@ -109,6 +117,7 @@ impl Follower {
             lengths: 0,
             encodings: 0,
             fault: None,
+            odd: None,
             heads: 0,
             first_fault: None,
             max_bytes,
@@ -119,6 +128,13 @@ impl Follower {
     /// The fault of the message with this index (from 0), or of one before it.
     pub(super) fn fault(&self, message: u64) -> Option<Fault> {
         self.first_fault.filter(|(at, _)| *at <= message).map(|(_, fault)| fault)
+    }
+
+    /// What it is that no parser of HTTP/1 takes, as far as the lines of the present head tell.
+    pub(super) fn oddity(&self) -> Option<&'static str> {
+        let unfinished =
+            || (self.place == Place::Head).then(|| odd(&self.line[..self.line_length], self.first_line, false));
+        self.odd.or_else(|| unfinished().flatten())
     }
 
     /// Looks no further: the connection speaks something else from here on.
@@ -181,6 +197,7 @@ impl Follower {
         let kept = &part[..part.len().min(room)];
         self.line[self.line_length..self.line_length + kept.len()].copy_from_slice(kept);
         self.line_length += kept.len();
+        self.line_cut |= part[kept.len()..].iter().any(|c| !c.is_ascii_whitespace());
         if self.place == Place::Head {
             self.head_bytes += part.len() + usize::from(end.is_some());
             if self.first_line && self.target_of(part).contains(&b'#') {
@@ -191,7 +208,7 @@ impl Follower {
             return rest;
         }
         self.end_line();
-        self.line_length = 0;
+        (self.line_length, self.line_cut) = (0, false);
         &rest[1..]
     }
 
@@ -217,28 +234,33 @@ impl Follower {
         let bytes = self.head_bytes + part.len() + 1;
         if self.first_line && bytes > self.max_bytes.min(LONGEST_LINE) {
             Some(Limit::Target)
-        } else if bytes > self.max_bytes || self.headers == self.max_headers && self.begins_header(part) {
+        } else if bytes > self.max_bytes || self.headers >= self.max_headers && self.begins_header(part) {
             Some(Limit::Head)
         } else {
             None
         }
     }
 
-    /// Whether this part makes the present line of a head a header, and not the end of the head.
+    /// Whether the present line of a head, with this part, is a header and not the end of the head. One that begins with a carriage
+    /// return and goes on is neither: hyper refuses it.
     fn begins_header(&self, part: &[u8]) -> bool {
-        !self.first_line && self.line_length + part.len() > 0 && part.first().is_some_and(|c| *c != b'\r')
+        let first = self.line[..self.line_length].first().or(part.first());
+        !self.first_line && first.is_some_and(|c| *c != b'\r')
     }
 
     fn begin_head(&mut self) {
         self.place = Place::Head;
         (self.first_line, self.word) = (true, Word::None);
         (self.head_bytes, self.headers, self.lengths, self.encodings) = (0, 0, 0, 0);
-        (self.length, self.fault) = (None, None);
+        (self.length, self.fault, self.odd) = (None, None, None);
     }
 
     fn end_line(&mut self) {
         let line = self.line;
         let line = line[..self.line_length].strip_suffix(b"\r").unwrap_or(&line[..self.line_length]);
+        if self.place == Place::Head && self.odd.is_none() && !line.is_empty() {
+            self.odd = odd(line, self.first_line, self.line_length < KEPT);
+        }
         match self.place {
             Place::Head if line.is_empty() => self.end_head(),
             Place::Head if self.first_line => self.first_line = false,
@@ -253,25 +275,34 @@ impl Follower {
         self.headers += 1;
         let Some(colon) = line.iter().position(|c| *c == b':') else { return };
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        let framing = [b"content-length".as_slice(), b"transfer-encoding"];
+        if self.line_cut && framing.iter().any(|framing| name.eq_ignore_ascii_case(framing)) {
+            self.fault
+                .get_or_insert(Fault::Framing("Content-Length or Transfer-Encoding is longer than any needs to be"));
+        }
         if name.eq_ignore_ascii_case(b"content-length") {
             self.lengths += 1;
             let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
             self.length = digits.then(|| std::str::from_utf8(value).ok()?.parse().ok()).flatten();
-            if self.length.is_none() || self.lengths > 1 {
-                self.fault.get_or_insert(Fault::Framing);
+            if self.lengths > 1 {
+                self.fault.get_or_insert(Fault::Framing("Content-Length comes more than once"));
+            } else if self.length.is_none() {
+                self.fault.get_or_insert(Fault::Framing("Content-Length is not a number of digits only"));
             }
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             self.encodings += 1;
             // `chunked` twice, or anything beside it: nothing that an application behind us must understand the same way.
-            if self.encodings > 1 || !value.eq_ignore_ascii_case(b"chunked") {
-                self.fault.get_or_insert(Fault::Framing);
+            if self.encodings > 1 {
+                self.fault.get_or_insert(Fault::Framing("Transfer-Encoding comes more than once"));
+            } else if !value.eq_ignore_ascii_case(b"chunked") {
+                self.fault.get_or_insert(Fault::Framing("Transfer-Encoding is something else than chunked"));
             }
         }
     }
 
     fn end_head(&mut self) {
         if self.lengths > 0 && self.encodings > 0 {
-            self.fault.get_or_insert(Fault::Framing);
+            self.fault.get_or_insert(Fault::Framing("both Content-Length and Transfer-Encoding"));
         }
         if let Some(fault) = self.fault {
             self.first_fault.get_or_insert((self.heads, fault));
@@ -284,6 +315,43 @@ impl Follower {
             (None, 0, Some(left @ 1..)) => Place::Body { left, chunked: false },
             (None, 0, _) => Place::Between,
         };
+    }
+}
+
+/// What is wrong with a line of a head, which may be cut off or still to be finished; for people, so it need not find everything.
+fn odd(line: &[u8], first: bool, whole: bool) -> Option<&'static str> {
+    if first && line.first() == Some(&0x16) {
+        return Some("it begins like TLS, which is not taken here");
+    }
+    if first {
+        let mut words = line.split(|c| *c == b' ');
+        let (method, version) = (words.next().unwrap_or_default(), words.nth(1));
+        return if Method::from_bytes(method).is_err() {
+            Some("its first line does not begin with a method")
+        } else if words.next().is_some() {
+            Some("there is a space in the request target")
+        } else if !whole {
+            None
+        } else if version.is_some_and(|version| version != b"HTTP/1.1" && version != b"HTTP/1.0") {
+            Some("its version is neither HTTP/1.1 nor HTTP/1.0")
+        } else if version.is_none() {
+            Some("its first line is not of the form METHOD TARGET HTTP/1.1")
+        } else {
+            None
+        };
+    }
+    let control = |c: &u8| c.is_ascii_control() && *c != b'\t';
+    match line.iter().position(|c| *c == b':') {
+        _ if line.first().is_some_and(u8::is_ascii_whitespace) => Some("a header goes on in a second line"),
+        Some(colon) if line[..colon].last().is_some_and(u8::is_ascii_whitespace) => {
+            Some("there is a space behind a header's name, before its colon")
+        }
+        Some(colon) if HeaderName::from_bytes(&line[..colon]).is_err() => {
+            Some("a header's name has a character that names may not have")
+        }
+        Some(colon) if line[colon..].iter().any(control) => Some("a header's value has a control character"),
+        None if whole => Some("a header has no colon"),
+        Some(_) | None => None,
     }
 }
 
@@ -316,20 +384,25 @@ mod tests {
     #[test]
     fn what_hyper_repairs_is_refused() {
         for (lines, fault) in [
-            ("Content-Length: 5\r\nTransfer-Encoding: chunked", Fault::Framing),
-            ("transfer-encoding: chunked\r\ncontent-length: 5", Fault::Framing),
-            ("Content-Length: 5\r\nContent-Length: 5", Fault::Framing),
-            ("Content-Length: 5, 5", Fault::Framing),
-            ("Content-Length: +5", Fault::Framing),
-            ("Content-Length: 0x5", Fault::Framing),
-            ("Content-Length:", Fault::Framing),
-            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", Fault::Framing),
-            ("Transfer-Encoding: chunked, chunked", Fault::Framing),
-            ("Transfer-Encoding: gzip, chunked", Fault::Framing),
+            ("Content-Length: 5\r\nTransfer-Encoding: chunked", "both"),
+            ("transfer-encoding: chunked\r\ncontent-length: 5", "both"),
+            ("Content-Length: 5\r\nContent-Length: 5", "Content-Length comes more than once"),
+            ("Content-Length: 5, 5", "digits"),
+            ("Content-Length: +5", "digits"),
+            ("Content-Length: 0x5", "digits"),
+            ("Content-Length:", "digits"),
+            (&format!("Content-Length: {:0100}", 5), "longer"),
+            (&format!("Content-Length: {:100}6", 5), "longer"),
+            (&format!("Transfer-Encoding: chunked{:100}", ", chunked"), "something else"),
+            (&format!("Transfer-Encoding: chunked{:>100}", ", chunked"), "longer"),
+            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "Transfer-Encoding comes more than once"),
+            ("Transfer-Encoding: chunked, chunked", "something else than chunked"),
+            ("Transfer-Encoding: gzip, chunked", "something else than chunked"),
         ] {
             let head = format!("POST / HTTP/1.1\r\nHost: o\r\n{lines}\r\n\r\n");
             for piece in [1, 3, 10_000] {
-                assert_eq!(follow(head.as_bytes(), piece).fault(0), Some(fault), "{lines}");
+                let Some(Fault::Framing(what)) = follow(head.as_bytes(), piece).fault(0) else { panic!("{lines}") };
+                assert!(what.contains(fault), "{lines}: {what}");
             }
         }
         assert_eq!(follow(b"GET /a#b HTTP/1.1\r\n\r\n", 4).fault(0), Some(Fault::Target));
@@ -342,6 +415,7 @@ mod tests {
     #[test]
     fn heads_beyond_the_limits_are_kept_away() {
         let headers = |count: usize| format!("GET / HTTP/1.1\r\n{}\r\n", "a: 1\r\n".repeat(count));
+        let odd = |count: usize| format!("GET / HTTP/1.1\r\n{}\r(: 1\r\na: 1\r\n\r\n", "a: 1\r\n".repeat(count));
         let long = |size: usize| format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "x".repeat(size));
         let line = |size: usize| format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(size));
         for (head, stuck) in [
@@ -349,6 +423,8 @@ mod tests {
             (headers(11), Some(Limit::Head)),
             (long(1_001), None),
             (long(1_200), Some(Limit::Head)),
+            (odd(8), None),
+            (odd(10), Some(Limit::Head)),
             (line(1_006), None),
             (line(1_200), Some(Limit::Target)),
         ] {
@@ -376,8 +452,36 @@ mod tests {
         let stream = format!("{sized}{chunked}{plain}{bad}");
         for piece in 1..40 {
             let follower = follow(stream.as_bytes(), piece);
-            assert_eq!((follower.fault(2), follower.fault(3)), (None, Some(Fault::Framing)), "piece {piece}");
+            assert_eq!(follower.fault(2), None, "piece {piece}");
+            assert!(matches!(follower.fault(3), Some(Fault::Framing(_))), "piece {piece}");
         }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_in_words() {
+        for (bytes, what) in [
+            ("\x16\x03\x01\x02\0", Some("like TLS")),
+            ("{\"a\": 1}\r\n\r\n", Some("begin with a method")),
+            ("GET\r\n\r\n", Some("METHOD TARGET HTTP/1.1")),
+            ("GET /\r\n\r\n", Some("METHOD TARGET HTTP/1.1")),
+            ("GET /a b HTTP/1.1\r\n\r\n", Some("space in the request target")),
+            ("GET / HTTP/3.0\r\n\r\n", Some("neither HTTP/1.1 nor")),
+            ("GET / HTTP/1.1\r\nHost: a\r\nfolded: b\r\n c\r\n\r\n", Some("second line")),
+            ("GET / HTTP/1.1\r\nHost : a\r\n\r\n", Some("before its colon")),
+            ("GET / HTTP/1.1\r\nH(st: a\r\n\r\n", Some("character that names")),
+            ("GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n", Some("control character")),
+            ("GET / HTTP/1.1\r\nHost\r\n\r\n", Some("no colon")),
+            ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", None),
+            ("POST /a?b HTTP/1.0\r\nHost: a\r\n", None),
+        ] {
+            for piece in [1, 3, 10_000] {
+                let told = follow(bytes.as_bytes(), piece).oddity();
+                assert_eq!(told.is_some(), what.is_some(), "{bytes:?}: {told:?}");
+                assert!(told.unwrap_or_default().contains(what.unwrap_or_default()), "{bytes:?}: {told:?}");
+            }
+        }
+        let long = format!("GET /{} HTTP/1.1\r\nname: {}\r\n\r\n", "x".repeat(300), "y".repeat(300));
+        assert_eq!(follow(long.as_bytes(), 7).oddity(), None);
     }
 
     #[test]

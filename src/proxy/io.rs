@@ -26,6 +26,7 @@ use tokio::{
 use super::{
     Reason,
     detect::{Opening, Rewound},
+    forward::Refusal,
     framing::Follower,
 };
 use crate::{telemetry::Clock, types::Mono};
@@ -190,9 +191,11 @@ pub(super) struct Wire {
 
 impl Wire {
     /// Why hyper could not make a request of what came.
-    pub(super) fn unparsed(&self) -> Reason {
+    pub(super) fn unparsed(&self) -> Refusal {
+        let follower = self.follower.borrow();
+        let syntax = || Refusal { reason: Reason::BadSyntax, detail: follower.oddity().unwrap_or_default().to_owned() };
         // Some of what is framed twice hyper refuses by itself.
-        self.follower.borrow().fault(u64::MAX).map_or(Reason::BadSyntax, Reason::from)
+        follower.fault(u64::MAX).map_or_else(syntax, Refusal::from)
     }
 
     /// Whether a head (or the preface of HTTP/2) has begun and not ended.
@@ -261,7 +264,8 @@ impl ClientIo {
             return false;
         }
         if bare {
-            self.socket.inner().last_words(&self.wire.unparsed().last_words());
+            let Refusal { reason, detail } = self.wire.unparsed();
+            self.socket.inner().last_words(&reason.last_words(&detail));
         }
         bare
     }

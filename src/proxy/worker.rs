@@ -65,7 +65,7 @@ pub struct ProxyConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum StartFault {
     /// A port could not be bound.
-    #[error("cannot listen on {addr} ({what}): {error}; is another process (or another lanemesh) using it?")]
+    #[error("cannot listen on {addr} ({what}): {error}")]
     Bind {
         /// The address.
         addr: SocketAddr,
@@ -575,7 +575,7 @@ fn refuse(worker: &Worker, stream: &tokio::net::TcpStream, port: &Port) {
     // Nothing is owed to a client that does not take it at once.
     let _ = match port {
         Port::Tcp(_) => SockRef::from(stream).set_linger(Some(Duration::ZERO)),
-        Port::Shared | Port::Service(_) => stream.try_write(reason.last_words().as_bytes()).map(|_| ()),
+        Port::Shared | Port::Service(_) => stream.try_write(reason.last_words("").as_bytes()).map(|_| ()),
     };
 }
 

@@ -22,6 +22,7 @@ use std::{net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
 use serde::de::DeserializeOwned;
 
 use self::finding::{Finding, Report, Verdict, fail, ok, skip};
+pub(super) use self::ports::unbindable;
 use super::{
     Failure,
     client::{self, Client, Sidecar},

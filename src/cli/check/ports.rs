@@ -36,6 +36,18 @@ pub(super) fn ports(loaded: &Loaded, live: &Live) -> Vec<Finding> {
     findings
 }
 
+/// Ports that a sidecar with this configuration can't bind now, and what to do about each; nothing about ports of this process.
+pub(in crate::cli) fn unbindable(config: &Config) -> Option<String> {
+    let others = |port: &Port| holder(port.kind, port.addr).is_none_or(|holder| holder.pid != std::process::id());
+    let lines: Vec<String> = of_config(config)
+        .iter()
+        .filter(|port| others(port))
+        .map(free)
+        .filter_map(|Finding { seen, cure, .. }| cure.map(|cure| format!("{seen}: {cure}")))
+        .collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
 /// Groups without a port of theirs are said to have none.
 fn told(mut findings: Vec<Finding>) -> Vec<Finding> {
     for name in ALL {

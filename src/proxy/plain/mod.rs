@@ -51,7 +51,7 @@ use super::{
     detect::PREFACE,
     errors::on_the_wire,
     flight::{Asked, Flight},
-    forward::{Refusal, decide, expose, limits, reason_of, refused, shown},
+    forward::{Refusal, decide, expose, limits, refused, shown},
     headers::{MAX_HOPS, Put, X_REQUEST_TIMEOUT},
     io::Socket,
     target::Wanted,
@@ -169,7 +169,7 @@ impl<'a> Connection<'a> {
                 }
                 Next::Body(end) => {
                     if let Err(fault) = self.read_body(&worker, end).await {
-                        self.give_up(&worker, reason_of(fault)).await;
+                        self.give_up(&worker, &fault.into()).await;
                         return None;
                     }
                 }
@@ -248,9 +248,9 @@ impl<'a> Connection<'a> {
     }
 
     /// Ends a request whose body did not come.
-    async fn give_up(&mut self, worker: &Rc<Worker>, reason: Reason) {
+    async fn give_up(&mut self, worker: &Rc<Worker>, refusal: &Refusal) {
         let Some(mut flight) = self.begun.take() else { return };
-        let response = refused(worker, &mut flight, &reason.into(), false);
+        let response = refused(worker, &mut flight, refusal, false);
         self.respond(worker, &response, true, true).await;
         drop(flight);
         linger(self.client).await;

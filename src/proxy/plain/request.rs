@@ -15,6 +15,7 @@ use http::HeaderName;
 use httparse::{Header, Status};
 
 use super::super::{
+    framing::KEPT,
     headers::{Kind, X_ATTEMPT, X_HOPS, add_line, is_plain_token, kind},
     target::{Wanted, of_host},
 };
@@ -107,7 +108,7 @@ fn check<'a>(request: &'a httparse::Request<'_, '_>, size: usize, most: u64) -> 
         match *noted {
             // A second one of either, or a value that is none, is for hyper and the follower to judge.
             Kind::Host if host.is_none() => host = Some(of_host(line.value)?),
-            Kind::ContentLength if length.is_none() => length = Some(digits(line.value)?),
+            Kind::ContentLength if length.is_none() && is_short(line) => length = Some(digits(line.value)?),
             Kind::Connection => {
                 for token in line.value.split(|c| *c == b',').map(<[u8]>::trim_ascii) {
                     closes |= token.eq_ignore_ascii_case(b"close");
@@ -143,6 +144,11 @@ fn check<'a>(request: &'a httparse::Request<'_, '_>, size: usize, most: u64) -> 
 /// What every parser of URLs takes in a path or query. hyper takes more, and is asked about the rest.
 fn is_usual(c: u8) -> bool {
     c.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@%?[]".contains(&c)
+}
+
+/// Whether the follower would see all of a header's line.
+fn is_short(line: &Header<'_>) -> bool {
+    line.value.as_ptr().addr() + line.value.len() - line.name.as_ptr().addr() <= KEPT
 }
 
 /// A length of digits only.

@@ -167,6 +167,25 @@ fn a_bad_configuration_is_refused_with_file_and_line() {
     assert!(said(&variable).contains("LANEMESH_PROXY_MAX_RETRIES"), "{}", said(&variable));
 }
 
+/// A port that somebody else has ends a start with who that is, and every such port at once.
+#[test]
+fn a_taken_port_is_told_with_its_holder() {
+    let mesh = Mesh::new("prod");
+    let pod = mesh.pod("n1", &["orders"]);
+    let taken = [(), ()].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [proxy, admin] = taken.each_ref().map(|port| port.local_addr().unwrap());
+    let mut arguments = pod.arguments();
+    arguments.extend(["--set".into(), format!("proxy.bind={proxy}"), "--set".into(), format!("admin.bind={admin}")]);
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    for (key, port) in [("proxy.bind", proxy), ("admin.bind", admin)] {
+        let told = said(&output);
+        let line = told.lines().find(|line| line.contains(&format!("{key} {port} is taken by "))).expect(&told);
+        assert!(line.contains(&format!("set {key} to another port")), "{line}");
+        assert!(!cfg!(target_os = "linux") || line.contains(&format!("(pid {})", std::process::id())), "{line}");
+    }
+}
+
 /// C98: a page in a local browser can neither read nor order anything, and no request through the proxy reaches the admin API.
 #[test]
 fn the_admin_port_is_for_people_on_this_machine() {
