@@ -144,7 +144,7 @@ mod tests {
         let notes = |traits: &[&str]| unmatched(&policy.service, &[select("canary", traits)], &instances);
         assert_eq!(notes(&["version:v2"]), "");
         assert!(notes(&["version:v9"]).contains("has version:v9 today"), "{}", notes(&["version:v9"]));
-        assert!(notes(&["version:v9"]).contains("(versions there: v1, v2)"));
+        assert!(notes(&["version:v9"]).contains("(versions there: v1,v2)"));
         assert!(notes(&["version:v1", "tag:track=beta"]).contains("(values of tag `track` there: none)"));
     }
 
