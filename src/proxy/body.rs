@@ -16,6 +16,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::{
     sync::oneshot,
+    task::spawn_local,
     time::{Instant, Sleep, sleep},
 };
 
@@ -110,8 +111,7 @@ impl Outgoing {
         Self::Kept(Bytes::new())
     }
 
-    pub(super) fn streamed(inner: Incoming, silence: Duration, expects: bool) -> Self {
-        let origin = Rc::new(RefCell::new(Origin::new(inner)));
+    pub(super) fn streamed(origin: Rc<RefCell<Origin>>, silence: Duration, expects: bool) -> Self {
         let body = Streamed::new(origin.clone(), silence, Rc::default());
         Self::Streamed { body: Some(Box::new(body)), origin, silence, expects }
     }
@@ -388,6 +388,8 @@ enum Source {
 /// back to the pool, counters and log are written.
 pub(super) struct ResponseBody {
     source: Source,
+    /// Trailers were given: nothing comes behind them, and nobody may ask whether.
+    trailers: bool,
     lease: Option<Lease>,
     flight: Option<Box<Flight>>,
 }
@@ -411,34 +413,35 @@ impl ResponseBody {
                 if flight.http2 {
                     return Self::local(Bytes::new(), flight);
                 }
-                Self { source: Source::Absent, lease: None, flight: Some(flight) }
+                Self { source: Source::Absent, trailers: false, lease: None, flight: Some(flight) }
             }
             AnswerBody::Switched => Self::none(),
             AnswerBody::Streamed(Gathering { parts, rest }) => {
                 let source = Source::Streamed { parts, rest, idle: Idle::new(silence), request, broken: None };
-                Self { source, lease: Some(lease), flight: Some(flight) }
+                Self { source, trailers: false, lease: Some(lease), flight: Some(flight) }
             }
         }
     }
 
     /// None, of a response that does not end its request.
     pub(super) fn none() -> Self {
-        Self { source: Source::Whole(Bytes::new()), lease: None, flight: None }
+        Self { source: Source::Whole(Bytes::new()), trailers: false, lease: None, flight: None }
     }
 
     /// One that needs no connection any more.
     pub(super) fn local(bytes: Bytes, flight: Box<Flight>) -> Self {
-        Self { source: Source::Whole(bytes), lease: None, flight: Some(flight) }
+        Self { source: Source::Whole(bytes), trailers: false, lease: None, flight: Some(flight) }
     }
 
     fn ended(&self) -> bool {
-        match &self.source {
-            Source::Whole(bytes) => bytes.is_empty(),
-            Source::Absent => true,
-            Source::Streamed { parts, rest, broken, .. } => {
-                parts.is_empty() && broken.is_none() && rest.is_end_stream()
+        self.trailers
+            || match &self.source {
+                Source::Whole(bytes) => bytes.is_empty(),
+                Source::Absent => true,
+                Source::Streamed { parts, rest, broken, .. } => {
+                    parts.is_empty() && broken.is_none() && rest.is_end_stream()
+                }
             }
-        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
@@ -477,6 +480,28 @@ impl ResponseBody {
         }
     }
 
+    /// Whether the client has all that was said to come. An HTTP/2 instance may say only later that there is no more.
+    fn is_given(&self) -> bool {
+        matches!(&self.source, Source::Streamed { parts, rest, broken: None, .. }
+            if parts.is_empty() && rest.size_hint().exact() == Some(0))
+    }
+
+    /// Waits for the instance's own end of its answer: a stream that is given up before that is a cancellation to it.
+    fn hear_out(&mut self) {
+        let Source::Streamed { rest, .. } = std::mem::replace(&mut self.source, Source::Whole(Bytes::new())) else {
+            return;
+        };
+        let (mut rest, lease) = (rest, self.lease.take());
+        spawn_local(async move {
+            let end = async { while let Some(Ok(_)) = rest.frame().await {} };
+            if tokio::time::timeout(LATE_END, end).await.is_ok()
+                && let Some(lease) = lease
+            {
+                lease.give_back();
+            }
+        });
+    }
+
     fn finish(&mut self) {
         if let Some(lease) = self.lease.take() {
             lease.give_back();
@@ -498,7 +523,7 @@ impl Body for ResponseBody {
                 {
                     flight.called(Outcome::Called(code));
                 }
-                frame.trailers_mut().map(clean_trailers);
+                self.trailers = frame.trailers_mut().map(clean_trailers).is_some();
                 if let (Some(data), Some(flight)) = (frame.data_ref(), &mut self.flight) {
                     flight.bytes += data.len() as u64;
                 }
@@ -539,14 +564,19 @@ impl Body for ResponseBody {
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
-        // hyper drops a body that says it has ended without polling it again.
+        // hyper drops a body that says it has ended without polling it again, and one whose `Content-Length` has been given.
         if self.ended() {
             self.finish();
+        } else if self.is_given() {
+            self.flight = None;
+            self.hear_out();
         } else if let Some(flight) = &mut self.flight {
             flight.error.get_or_insert("client_aborted");
         }
     }
 }
 
+/// How long an instance may take to end an answer that is complete.
+const LATE_END: Duration = Duration::from_secs(2);
 /// How long a client that expects a 100 is kept waiting for the instance's word.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -93,7 +93,7 @@ const TABLE: [Entry; 24] = [
         "where the request's body ends is not certain",
         "send one Content-Length of digits only, or Transfer-Encoding: chunked with whole chunks, never both"),
     entry(Reason::BadHost, "bad_host", 400, "http_request_error",
-        "the request needs exactly one Host header of the form name or name:port",
+        "the request needs exactly one Host header of the form name or name:port (over HTTP/2, none that differs from :authority)",
         "send Host: <service>"),
     entry(Reason::BadTarget, "bad_target", 400, "http_request_error",
         "the request target is neither a path (/...) nor a URL of the form http://<service>/...",

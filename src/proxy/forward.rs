@@ -11,7 +11,7 @@ use hyper::{
 
 use super::{
     Reason,
-    body::{AnswerBody, ClientFault, Outgoing, ResponseBody, keep},
+    body::{AnswerBody, ClientFault, ResponseBody},
     class::{method_class, retry},
     client::Client,
     connect::connect,
@@ -23,11 +23,11 @@ use super::{
     headers::{self, Put, X_ATTEMPTS, X_BUCKET, X_INSTANCE, X_LANE, X_REASON, X_VERSION},
     target,
     tunnel::Tunnel,
+    upload::Upload,
     view::Service,
     worker::Worker,
 };
 use crate::{
-    config::Proxy,
     lanes::Head,
     routing::{self, Attempts, AttemptsConfig, Decision, GiveUp, MethodClass, ServiceView, Step},
 };
@@ -61,14 +61,23 @@ pub(super) async fn handle(
     if fault.is_none() && parts.method == http::Method::CONNECT && parts.version != http::Version::HTTP_2 {
         return connect(&worker, flight, parts, body, json).await;
     }
+    let mut upload = Upload::new(&parts, body);
     let answered = match fault {
         Some(refusal) => Err(refusal),
-        None => answer(&worker, &mut flight, &mut parts, body).await,
+        None => answer(&worker, &mut flight, &mut parts, &mut upload).await,
     };
     match answered {
         Ok(answer) if matches!(answer.body, AnswerBody::Switched) => switch(&worker, flight, answer, json).await,
-        Ok(answer) => pass_on(&worker, flight, answer),
-        Err(refusal) => refuse(&worker, flight, &refusal, json),
+        Ok(answer) => pass_on(&worker, flight, answer, upload.is_taken()),
+        Err(refusal) if parts.version == Version::HTTP_2 => refuse(&worker, flight, &refusal, json),
+        Err(refusal) => {
+            upload.drain(&worker.config).await;
+            let mut response = refuse(&worker, flight, &refusal, json);
+            if !upload.is_taken() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response
+        }
     }
 }
 
@@ -77,7 +86,7 @@ async fn answer(
     worker: &Rc<Worker>,
     flight: &mut Flight,
     parts: &mut Parts,
-    body: Incoming,
+    upload: &mut Upload,
 ) -> Result<Answer, Refusal> {
     let dedicated = flight.client.dedicated.clone();
     let Parts { method, uri, version, headers, .. } = parts;
@@ -99,7 +108,7 @@ async fn answer(
         return Err(Reason::Loop.into());
     }
     headers::add_common(headers, flight.client.address.ip(), hops);
-    let outgoing = prepare_body(headers, body, &worker.config).await?;
+    let outgoing = upload.take(headers, &worker.config).await?;
     // A body that is still on its way would have to be finished first; an `Upgrade` may be ignored at any time.
     flight.upgrade = upgrade.filter(|_| outgoing.replayable());
     let mut limits = limits(worker, flight.grpc, limit);
@@ -154,23 +163,6 @@ pub(super) fn decide(
     decision
 }
 
-/// Keeps a small body of known length; passes any other on as it comes.
-async fn prepare_body(headers: &mut HeaderMap, body: Incoming, config: &Proxy) -> Result<Outgoing, Refusal> {
-    let expects =
-        headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    if body.is_end_stream() {
-        if expects {
-            headers.remove(header::EXPECT);
-        }
-        return Ok(Outgoing::empty());
-    }
-    // Who expects a 100 wants the instance's word before the body is sent: reading it here would be that word.
-    if !expects && body.size_hint().exact().is_some_and(|length| length <= config.max_replay_bytes) {
-        return keep(body, config.timeouts.idle, config.timeouts.body).await.map(Outgoing::Kept).map_err(Refusal::from);
-    }
-    Ok(Outgoing::streamed(body, config.timeouts.idle, expects))
-}
-
 impl From<ClientFault> for Refusal {
     fn from(fault: ClientFault) -> Self {
         match fault {
@@ -214,7 +206,7 @@ async fn drive(mut attempts: Attempts, mut exchange: Exchange<'_>, decision: &De
 }
 
 /// An instance's answer on its way to the client.
-fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response<ResponseBody> {
+fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer, taken: bool) -> Response<ResponseBody> {
     let closes = answer.closes();
     let Answer { mut head, body, mut lease, instance, request } = answer;
     flight.instance = Some(instance);
@@ -222,10 +214,10 @@ fn pass_on(worker: &Worker, mut flight: Box<Flight>, answer: Answer) -> Response
     flight.status = Some(head.status.as_u16());
     headers::clean_response(&mut head.headers);
     finish_head(worker, &flight, &mut head.headers);
+    if (closes || !taken) && !flight.http2 {
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     if closes {
-        if !flight.http2 {
-            head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
         lease.spend();
     }
     // Of what hyper notes beside a head, only a reason phrase of the instance's own is anybody else's business.

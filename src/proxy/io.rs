@@ -173,6 +173,78 @@ impl AsyncWrite for Socket {
     }
 }
 
+/// An instance's socket. What it takes no more is let go instead of being an error: it may have answered before it closed, as to
+/// an upload that is too large (RFC 9112 9.5), and hyper would throw that answer away. Reading says how it ended: the answer first, then
+/// the end or the error.
+#[derive(Debug)]
+pub(super) struct InstanceIo {
+    socket: Socket,
+    /// It takes nothing more.
+    gone: bool,
+}
+
+impl InstanceIo {
+    pub(super) fn new(socket: Socket) -> Self {
+        Self { socket, gone: false }
+    }
+
+    fn written(&mut self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match polled {
+            Poll::Ready(Err(error)) if is_closed(&error) => {
+                self.gone = true;
+                // Nobody is woken for this: the reading side is ready as well.
+                Poll::Pending
+            }
+            polled => polled,
+        }
+    }
+}
+
+/// The other end has closed and takes nothing more.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+impl AsyncRead for InstanceIo {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for InstanceIo {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.gone {
+            return Poll::Pending;
+        }
+        let polled = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.written(polled)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.gone {
+            return Poll::Pending;
+        }
+        let polled = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
+        self.written(polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+}
+
 /// What is known of a client connection from its bytes.
 #[derive(Debug)]
 pub(super) struct Wire {

@@ -50,6 +50,7 @@ mod replay;
 mod target;
 mod tcp;
 mod tunnel;
+mod upload;
 mod view;
 mod worker;
 

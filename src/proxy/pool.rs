@@ -34,7 +34,7 @@ use super::{
     body::RequestBody,
     files::{Complaint, is_local},
     h2_pool::Stream,
-    io::{Socket, spent},
+    io::{InstanceIo, Socket, spent},
 };
 use crate::{
     routing::{InFlight, InstanceCell, InstanceEntry},
@@ -49,6 +49,8 @@ const MOST_IDLE: usize = 256;
 ///
 /// A little more than 64 KiB: bodies of that size come with their head in one piece.
 pub(super) const MAX_RESPONSE_HEAD: usize = 96 * 1024;
+/// Most headers of an HTTP/1.1 answer.
+pub(super) const MAX_RESPONSE_HEADERS: usize = 256;
 
 /// One connection to an instance.
 pub(super) struct Link {
@@ -398,7 +400,8 @@ impl Pool {
         let socket = Socket::new(stream);
         let (sender, mut connection) = http1::Builder::new()
             .max_buf_size(MAX_RESPONSE_HEAD)
-            .handshake(TokioIo::new(socket.clone()))
+            .max_headers(MAX_RESPONSE_HEADERS)
+            .handshake(TokioIo::new(InstanceIo::new(socket.clone())))
             .await
             .map_err(|error| ConnectFault::Failed(io::Error::other(error)))?;
         let mut entries = self.entries.borrow_mut();

@@ -28,11 +28,13 @@ pub(super) struct Origin {
     whole: bool,
     size: usize,
     turn: u32,
+    /// The client has sent its end. hyper knows it by itself only of bodies with a `Content-Length`.
+    over: bool,
 }
 
 impl Origin {
     pub(super) fn new(inner: Incoming) -> Self {
-        Self { inner, kept: Vec::new(), trailers: None, whole: true, size: 0, turn: 0 }
+        Self { inner, kept: Vec::new(), trailers: None, whole: true, size: 0, turn: 0, over: false }
     }
 
     /// Whether all of it can be given once more.
@@ -74,6 +76,7 @@ impl Origin {
             (self.kept, self.trailers) = (Vec::new(), None);
         }
         let mut polled = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        self.over |= polled.as_ref().is_none_or(|polled| polled.as_ref().is_ok_and(Frame::is_trailers));
         if let Some(Ok(frame)) = &mut polled {
             frame.trailers_mut().map(clean_trailers);
             if self.whole {
@@ -98,6 +101,11 @@ impl Origin {
     /// Whether nothing is left when so many kept pieces were given.
     pub(super) fn ended(&self, given: usize) -> bool {
         given >= self.kept.len() + usize::from(self.trailers.is_some()) && self.inner.is_end_stream()
+    }
+
+    /// Whether the client has sent all of it.
+    pub(super) fn taken(&self) -> bool {
+        self.over || self.inner.is_end_stream()
     }
 
     /// What is left when so many kept pieces were given.

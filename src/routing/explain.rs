@@ -310,7 +310,7 @@ impl Exclusion {
             Self::WeightZero => "its weight is 0",
             Self::OwnerDown => "its sidecar is down",
             Self::OwnerLeft => "its sidecar has left the mesh",
-            Self::Flapping => "it keeps leaving and coming back: its return is held back for a moment",
+            Self::Flapping => "it came back more than twice in a minute: it is held back, 5 s at first, at most 60 s",
             Self::DuplicateId => "another node announces the same instance id; the smaller node id keeps it",
         }
     }

@@ -160,6 +160,7 @@ impl AccessLogger {
             reopen: reopen.clone(),
             format: config.format,
             hash: config.hash_subject,
+            lost: dropped.clone(),
         };
         let thread = thread::Builder::new().name("access-log".into()).spawn(move || writer.write_all(&queue))?;
         Ok((Self { thread, reopen }, AccessSink { lines, below: threshold(config.sample), dropped }))
@@ -198,6 +199,7 @@ struct Writer {
     reopen: Arc<AtomicBool>,
     format: LogFormat,
     hash: bool,
+    lost: Counter,
 }
 
 impl Writer {
@@ -208,25 +210,39 @@ impl Writer {
                 self.open_anew();
             }
             let mut next = Some(first);
-            let mut written = Ok(());
+            let mut lines = 0;
+            // The line before may have been cut.
+            let mut written = if failing { self.out.write_all(b"\n") } else { Ok(()) };
             while let Some(mut entry) = next {
                 if self.hash {
                     hash_subject(&mut entry);
                 }
                 written = written.and(write_line(&mut self.out, &entry, self.format));
+                lines += 1;
                 next = queue.try_recv().ok();
             }
             match written.and(self.out.flush()) {
                 Ok(()) => failing = false,
-                Err(error) if !failing => {
+                Err(error) => {
+                    // Some of them may be on the disk, the last one cut.
+                    self.lost.inc_by(lines);
+                    if !failing {
+                        tracing::error!(%error, "the access log cannot be written; lines are lost until it can");
+                    }
                     failing = true;
-                    tracing::error!(%error, "the access log cannot be written; lines are lost until it can");
+                    self.forget();
                 }
-                Err(_) => {}
             }
             #[expect(clippy::disallowed_methods, reason = "the writer's own thread: lines gather meanwhile")]
             thread::sleep(GATHER);
         }
+    }
+
+    /// What could not be written is not tried again with every line: it is counted as lost.
+    fn forget(&mut self) {
+        let nowhere: Target = Box::new(io::sink());
+        let (target, _unwritten) = std::mem::replace(&mut self.out, BufWriter::new(nowhere)).into_parts();
+        self.out = BufWriter::new(target);
     }
 
     /// Everything written so far was flushed; where opening fails, the old file goes on.
@@ -349,6 +365,19 @@ mod tests {
     fn subjects_can_be_hashed() {
         let line = logged(LogFormat::Json, true);
         assert!(!line.contains("\"u1\"") && line.contains("\"user_id\":\""), "{line}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn lines_that_a_full_disk_takes_no_more_are_counted() {
+        let config =
+            AccessLog { sample: 1.0, format: LogFormat::Text, hash_subject: false, path: Some("/dev/full".into()) };
+        let dropped = Counter::default();
+        let (logger, sink) = AccessLogger::start(&config, dropped.clone()).unwrap();
+        (0..3).for_each(|_| sink.log(Box::new(entry())));
+        drop(sink);
+        logger.finish();
+        assert_eq!(dropped.get(), 3);
     }
 
     #[test]

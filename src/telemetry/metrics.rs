@@ -138,7 +138,7 @@ impl Metrics {
         );
         self.register(
             "access_log_dropped",
-            "Access-log lines dropped because the writer could not keep up",
+            "Access-log lines lost: the writer could not keep up, or the file took no more",
             self.access_log_dropped.clone(),
         );
         self.register("retries", "Tries after the first, by what made them necessary", self.retries.clone());

@@ -14,7 +14,7 @@ use super::{
 
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Lines of an answer that is read again: fewer than what it may have.
-const ROOM: usize = 98;
+const ROOM: usize = 254;
 const LIMITS: Limits = Limits { head: 8_192, headers: 32, body: 4_096 };
 
 /// A plain request ends where the follower, which knows nothing of it, has it end, without a fault; the head for instances is

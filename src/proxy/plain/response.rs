@@ -8,7 +8,10 @@ use std::mem::MaybeUninit;
 use httparse::{Header, Status};
 
 use super::{
-    super::headers::{Kind, add_line, is_plain_token, kind},
+    super::{
+        headers::{Kind, add_line, is_plain_token, kind},
+        pool::MAX_RESPONSE_HEADERS,
+    },
     request::{add_number, digits},
 };
 
@@ -42,7 +45,7 @@ pub(super) struct Head<'a> {
     reason: &'a [u8],
     headers: &'a [Header<'a>],
     /// What each of them is.
-    kinds: [Kind; MOST_HEADERS],
+    kinds: [Kind; MAX_RESPONSE_HEADERS],
     /// `Connection` names some.
     nominates: bool,
     /// `Content-Length`, of an answer without a body.
@@ -71,13 +74,15 @@ pub(super) enum Blame {
 
 /// Gives a whole head to `then`. `head`: the request was `HEAD`.
 pub(super) fn parse<T>(bytes: &[u8], head: bool, then: impl FnOnce(Head<'_>) -> T) -> Parsed<T> {
-    let mut space = [const { MaybeUninit::uninit() }; MOST_HEADERS];
+    let mut space = [const { MaybeUninit::uninit() }; MAX_RESPONSE_HEADERS];
     let mut response = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
     let size = match config.parse_response_with_uninit_headers(&mut response, bytes, &mut space) {
         Ok(Status::Complete(size)) => size,
         Ok(Status::Partial) => return Parsed::Partial,
-        Err(httparse::Error::TooManyHeaders) => return Parsed::Bad("its answer has too many headers", Blame::Broken),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Parsed::Bad("its answer has more than 256 headers", Blame::Broken);
+        }
         Err(_) => return Parsed::Bad("its answer is not valid HTTP", Blame::Broken),
     };
     match check(&response, size, head) {
@@ -95,7 +100,7 @@ fn check<'a>(
     let old = response.version == Some(0);
     let (mut length, mut codings, mut closes, mut keeps) = (None, 0_u32, false, false);
     let (mut several, mut plain, mut nominates) = (false, true, false);
-    let mut kinds = [Kind::Other; MOST_HEADERS];
+    let mut kinds = [Kind::Other; MAX_RESPONSE_HEADERS];
     for (line, noted) in response.headers.iter().zip(&mut kinds) {
         *noted = kind(line.name.as_bytes());
         match *noted {
@@ -195,6 +200,3 @@ fn nominated<'a>(head: &Head<'a>) -> Vec<&'a [u8]> {
     let tokens = lines.flat_map(|(line, _)| line.value.split(|c| *c == b',')).map(<[u8]>::trim_ascii);
     tokens.filter(|token| !is_plain_token(token)).collect()
 }
-
-/// hyper takes as many.
-const MOST_HEADERS: usize = 100;

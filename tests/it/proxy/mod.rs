@@ -16,4 +16,5 @@ mod observe;
 mod plain;
 mod rules;
 mod upgrade;
+mod uploads;
 mod wire;
