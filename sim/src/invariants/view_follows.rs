@@ -116,7 +116,8 @@ impl Check {
 fn candidates(host: &Host) -> FxHashSet<(&NodeId, &InstanceId)> {
     let Some(table) = &host.table else {
         let entries = host.snapshot.services().flat_map(|service| &service.instances);
-        let entries = entries.filter(|entry| entry.excluded.is_none());
+        // What a dead member announced may be the last resort of a service that has nobody else.
+        let entries = entries.filter(|entry| entry.excluded.is_none() && entry.owner != MemberState::Down);
         return entries.map(|entry| (&entry.record.owner, &entry.record.id)).collect();
     };
     let instances = table.instances.iter().filter(|candidate| {
