@@ -6,12 +6,12 @@
 //!
 //! The floor is there so that capacity is not thrown away by a judgement. An instance that has nothing to give has none to keep:
 //! where three quarters of a lane are dead, the floor would have half of the users fail for nothing. So one that gives nothing at all
-//! (not one request went well in a whole window) may be kept away beyond the floor, and then those do not count that
-//! are away and *proved* to have nothing to give: left alone for an open time, so that it was not load, they failed the request that
-//! tried them (`cell::proof`; while the floor waits for such proofs, tries that fail are repeated soon). The rest of the lane keeps the floor's share and its last instance, so that it goes by halves, an open
-//! time each, and whoever fails only partly, as the overloaded do, is protected as before. Nothing of that where nobody else of
-//! the lane has served this sidecar since: then the fault may be its own. Own requests alone prove it: what other sidecars say
-//! never moves the floor.
+//! (not one request went well in a whole window) may be kept away beyond the floor, and then those do not count that are away and
+//! *proved* to have nothing to give: left alone for an open time, so that it was not load, they failed the request that tried them
+//! (`cell::proof`; while the floor waits for such proofs, tries that fail are repeated soon). The rest of the lane keeps the floor's
+//! share and its last instance, so that it goes by halves, an open time each, and whoever fails only partly, as the overloaded do, is
+//! protected as before. Nothing of that where nobody else of the lane has served this sidecar since: then the fault may be its own.
+//! Own requests alone prove it: what other sidecars say never moves the floor.
 //!
 //! A lane that may be left for `stable` (REQUIREMENTS L7) has no floor: its users are better off there than with its last instance.
 //!
@@ -112,7 +112,8 @@ fn is_room_beyond(service: &ServiceView, lane: &LaneView, instance: u16, away: u
         is_away(entry, now, rules) && entry.cell.proved().is_some_and(|proved| proved < served)
     };
     let dead = others().filter(is_dead).count();
-    away - dead < most_away(lane.members.len() - dead, rules.breaker.max_share)
+    // Somebody may have come back between the two counts.
+    away.saturating_sub(dead) < most_away(lane.members.len() - dead, rules.breaker.max_share)
 }
 
 fn most(service: &ServiceView, lane: &LaneView) -> usize {

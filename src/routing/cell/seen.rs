@@ -96,5 +96,5 @@ struct Silence {
 
 /// Longer than what a runtime that cleans up its memory usually stands still.
 const SEVERAL: Silence = Silence { waiting: 2, times: 6, after: Duration::from_millis(300) };
-/// One alone weighs little: it takes a third that was seen to wait, by another sidecar.
+/// One alone weighs little: three are needed, seen by two sidecars at least.
 const SINGLE: Silence = Silence { waiting: 1, times: 10, after: Duration::from_millis(900) };
