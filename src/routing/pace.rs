@@ -183,6 +183,23 @@ mod tests {
         assert_eq!(service.state.breakers().opened, 1);
     }
 
+    /// A slow answer to the try is no reason to come back; one that is twice as slow, or only sometimes slow, is never kept away.
+    #[test]
+    fn it_stays_away_while_it_is_slow() {
+        let snapshot = snapshot(Some(4));
+        let service = snapshot.service("orders").unwrap();
+        let before = play(&snapshot, ms(3), 2_000, NOW);
+        play(&snapshot, ms(30), 3_000, NOW + ms(2_000));
+        assert!(play(&snapshot, ms(30), 30_000, NOW + ms(5_000)) < 10, "only tries");
+        assert_eq!((service.state.breakers().opened, service.state.breakers().returned), (1, 0));
+        play(&snapshot, ms(3), 90_000, NOW + ms(35_000));
+        assert_eq!(play(&snapshot, ms(3), 2_000, NOW + ms(125_000)), before);
+        play(&snapshot, ms(9), 20_000, NOW + ms(130_000));
+        (0..200)
+            .for_each(|n| _ = play(&snapshot, ms(if n % 5 == 0 { 300 } else { 3 }), 20, NOW + ms(150_000 + n * 20)));
+        assert_eq!(service.state.breakers().opened, 1);
+    }
+
     #[test]
     fn not_unless_it_is_asked_for_and_not_for_a_moment() {
         let off = snapshot(None);
