@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use lanemesh::types::{Health, InstanceId, MemberState, NodeId};
+use lanemesh::{
+    routing::InstanceEntry,
+    types::{Health, InstanceId, MemberState, NodeId},
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Findings, Invariant};
@@ -117,7 +120,8 @@ fn candidates(host: &Host) -> FxHashSet<(&NodeId, &InstanceId)> {
     let Some(table) = &host.table else {
         let entries = host.snapshot.services().flat_map(|service| &service.instances);
         // What a dead member announced may be the last resort of a service that has nobody else.
-        let entries = entries.filter(|entry| entry.excluded.is_none() && entry.owner != MemberState::Down);
+        let last_resort = |entry: &&InstanceEntry| entry.owner == MemberState::Down && entry.stale;
+        let entries = entries.filter(|entry| entry.excluded.is_none() && !last_resort(entry));
         return entries.map(|entry| (&entry.record.owner, &entry.record.id)).collect();
     };
     let instances = table.instances.iter().filter(|candidate| {
