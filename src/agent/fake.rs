@@ -360,7 +360,7 @@ fn policy(service: ServiceName, change: &PolicyChange, epoch: u64) -> LanePolicy
         set_at: Wall(1_764_475_200_000),
         rules: change.rules.clone().unwrap_or_default(),
         reserved: change.reserve.clone(),
-        selectors: change.select.clone(),
+        selectors: change.select.clone().into_iter().filter(|(_, traits)| !traits.is_empty()).collect(),
     }
 }
 

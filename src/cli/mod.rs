@@ -23,6 +23,7 @@ mod ring;
 mod rollback;
 mod route;
 mod run;
+mod served;
 mod services;
 #[cfg(test)]
 mod tests;

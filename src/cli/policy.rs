@@ -7,9 +7,9 @@ use http::Method;
 
 use super::{
     Exit, Failure, Outcome,
-    client::{Client, Sidecar, encode, parse},
+    client::{Client, Sidecar, encode},
     output::{first_few, pairs, share, table, time},
-    shown, values,
+    served, shown, values,
 };
 use crate::{
     agent::{PolicyChange, PolicyInfo},
@@ -167,8 +167,17 @@ pub(super) async fn run(args: &Args, json: bool) -> Outcome {
                 return Err(Failure::new(Exit::Usage, "nothing to change")
                     .cure("give a share (`--canary 5%`), a list, or another setting; `lanemesh policy set --help`"));
             }
+            let mut notes = match set.unselect.is_empty() || json {
+                true => String::new(),
+                false => served::without_selector(served::policy(&client, &set.service).await?.as_ref(), &set.unselect),
+            };
             let answer = client.order(Method::PATCH, &path(&set.service), &change).await?;
-            shown(json, answer, |policy: &LanePolicy| details(policy, None))
+            if !set.select.is_empty() && !json {
+                // The order is done; what can't be looked at now takes nothing from that.
+                let instances = served::instances(&client, &set.service).await;
+                notes.extend(instances.ok().map(|all| served::unmatched(&set.service, &set.select, &all)));
+            }
+            shown(json, answer, |policy: &LanePolicy| format!("{}{notes}", details(policy, None)))
         }
     }
 }
@@ -179,11 +188,7 @@ fn path(service: &ServiceName) -> String {
 
 /// The empty-lane rule in force: it is replaced whole, so a change of one part starts from it.
 async fn in_force(client: &Client, service: &ServiceName) -> Result<EmptyLaneRule, Failure> {
-    match client.get(&path(service)).await {
-        Ok(answer) => Ok(parse::<PolicyInfo>(answer)?.policy.empty),
-        Err(Failure { exit: Exit::NotFound, .. }) => Ok(EmptyLaneRule::default()),
-        Err(failure) => Err(failure),
-    }
+    Ok(served::policy(client, service).await?.map(|policy| policy.empty).unwrap_or_default())
 }
 
 impl Set {

@@ -302,6 +302,10 @@ async fn rollback_is_one_command() {
         "orders: everybody goes to stable (policy 1.1764475200000, by n1)\n"
     );
     assert_eq!(sidecar.told.take(), ["rollback orders: errors"]);
+    let set = sidecar.prints("policy set orders --lane canary=5% --select canary:version:v9 --unselect gray").await;
+    assert!(set.contains("note: lane `gray` had no selector (no lane has one)\n"), "{set}");
+    assert!(set.contains("note: no instance of `orders` has version:v9 today"), "{set}");
+    sidecar.told.take();
     assert_eq!(sidecar.fails("rollback cart").await.exit, Exit::NotFound);
 }
 

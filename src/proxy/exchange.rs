@@ -286,7 +286,11 @@ impl<'a> Exchange<'a> {
         loop {
             let now = self.worker.clock.mono();
             let look = if elsewhere { until.min(now + silence) } else { until };
-            match timeout_at(self.worker.clock.instant(look).into(), &mut sent).await {
+            let ended = timeout_at(self.worker.clock.instant(look).into(), &mut sent).await;
+            if ended.is_err() {
+                self.routed.still_waits(entry, self.worker.clock.mono());
+            }
+            match ended {
                 Ok(answer) => return Some(answer),
                 // It answers others, or nobody else waits there: this one may take its time.
                 Err(_)

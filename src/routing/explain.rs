@@ -60,6 +60,9 @@ pub struct Explanation {
     /// The instances that this sidecar's rules pin its key to; empty for an ordinary one.
     #[serde(default)]
     pub pinned: Vec<InstanceId>,
+    /// Those of them that nobody announces: slips of the pen, perhaps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pinned_unknown: Vec<InstanceId>,
     /// Breaker of the chosen instance: `held` when it should be open, but too much of its lane is kept away already.
     #[serde(default)]
     pub breaker: BreakerState,
@@ -128,6 +131,8 @@ impl Explanation {
         let id = |at: u16| service.instances[usize::from(at)].record.id.clone();
         let decided = service.decided(&decision.lane).name.clone();
         let served = decision.served_lane(service);
+        let pinned = pin::named(&service.rules, decision.key_hash);
+        let is_known = |id: &InstanceId| service.instances.iter().any(|entry| entry.record.id == *id);
         Self {
             service: service.name.clone(),
             subject: request.subject.map(Into::into),
@@ -155,7 +160,8 @@ impl Explanation {
             skipped_more: decision.skipped.more(),
             panic: decision.panic,
             spread: decision.spread,
-            pinned: pin::named(&service.rules, decision.key_hash).to_vec(),
+            pinned: pinned.to_vec(),
+            pinned_unknown: pinned.iter().filter(|id| !is_known(id)).cloned().collect(),
             breaker: decision.target(service).map(|entry| entry.cell.state(now, &service.rules)).unwrap_or_default(),
             failover: served.map_or_else(Vec::new, |lane| lane.order(decision.key_hash).take(SHOWN).map(id).collect()),
             candidates: served.map_or(0, |lane| lane.members.len()),
@@ -272,6 +278,10 @@ impl Explanation {
                 "           its key is pinned: {} before all others, as far as they are candidates",
                 named.join(", ")
             )?;
+        }
+        if !self.pinned_unknown.is_empty() {
+            let unknown: Vec<&str> = self.pinned_unknown.iter().map(InstanceId::as_str).collect();
+            writeln!(f, "           of those, nobody announces {}", unknown.join(", "))?;
         }
         if self.panic {
             writeln!(f, "           every candidate is doubtful here; the ring's owner is used as it is")?;

@@ -10,12 +10,16 @@
 //!
 //! An instance that has `proxy.max_requests_per_instance` is full whatever the mean is.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use super::{InstanceEntry, LaneView, SkipReason, pace::Pace};
-use crate::config::Routing;
+use crate::{config::Routing, types::Mono};
 
-/// What this sidecar knows of all of a lane: requests in flight and usual times, each only where it is asked for.
+/// What this sidecar knows of all of a lane: requests in flight and usual times, each only where it is asked for, and what its floor
+/// waits for.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct Load {
@@ -23,9 +27,24 @@ pub struct Load {
     total: AtomicU32,
     /// What answers of the lane usually take.
     pub(super) pace: Pace,
+    /// What nearly all of its answers take, by the first ones of each instance: for those of which too few are known.
+    pub(super) longest: Pace,
+    /// When its floor last waited for a proof that an instance has nothing to give, in milliseconds; 0: never.
+    proof_wanted: AtomicU64,
 }
 
 impl Load {
+    /// The lane's floor waits for a proof that an instance has nothing to give.
+    pub(super) fn want_proof(&self, now: Mono) {
+        self.proof_wanted.store(now.millis(), Relaxed);
+    }
+
+    /// Whether it did so lately.
+    pub(super) fn wants_proof(&self, now: Mono, lately: Duration) -> bool {
+        let at = self.proof_wanted.load(Relaxed);
+        at > 0 && now.since(Mono::from_millis(at)) <= lately
+    }
+
     /// Whether requests that begin from now on are counted.
     pub(super) fn want(&self, wanted: bool) {
         self.wanted.store(wanted, Relaxed);

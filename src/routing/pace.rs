@@ -52,10 +52,16 @@ impl Pace {
         after
     }
 
+    /// What it says now.
+    pub(super) fn read(&self) -> Usual {
+        let word = self.0.load(Relaxed);
+        Usual { answers: (word >> 32) as u32, micros: word as u32 }
+    }
+
     /// What it says now; `None` before there were enough answers.
     pub(super) fn usual(&self) -> Option<Duration> {
-        let word = self.0.load(Relaxed);
-        ((word >> 32) as u32 >= ENOUGH).then(|| Duration::from_micros(word & u64::from(u32::MAX)))
+        let usual = self.read();
+        usual.is_enough().then(|| Duration::from_micros(usual.micros.into()))
     }
 
     pub(super) fn forget(&self) {
@@ -64,10 +70,20 @@ impl Pace {
 }
 
 impl Usual {
+    /// Whether there were enough answers to say something.
+    pub(super) const fn is_enough(self) -> bool {
+        self.answers >= ENOUGH
+    }
+
+    /// If all of them had taken that long.
+    pub(super) fn taking(self, took: Duration) -> Self {
+        Self { micros: u32::try_from(took.as_micros()).unwrap_or(u32::MAX), ..self }
+    }
+
     /// Whether one instance's is `times` as long as its lane's, by enough answers and by more than a moment.
     pub(super) fn is_slow(self, lane: Self, times: u32) -> bool {
-        let enough = self.answers >= ENOUGH && lane.answers >= ENOUGH;
-        enough
+        self.is_enough()
+            && lane.is_enough()
             && u64::from(self.micros) >= u64::from(lane.micros) * u64::from(times)
             && self.micros.saturating_sub(lane.micros) >= A_MOMENT_MICROS
     }
@@ -164,6 +180,23 @@ mod tests {
         // It is well again: one answer, the ramp, and everybody is back.
         play(&snapshot, ms(3), 40_000, NOW + ms(20_000));
         assert_eq!(play(&snapshot, ms(3), 2_000, NOW + ms(62_000)), before);
+        assert_eq!(service.state.breakers().opened, 1);
+    }
+
+    /// A slow answer to the try is no reason to come back; one that is twice as slow, or only sometimes slow, is never kept away.
+    #[test]
+    fn it_stays_away_while_it_is_slow() {
+        let snapshot = snapshot(Some(4));
+        let service = snapshot.service("orders").unwrap();
+        let before = play(&snapshot, ms(3), 2_000, NOW);
+        play(&snapshot, ms(30), 3_000, NOW + ms(2_000));
+        assert!(play(&snapshot, ms(30), 30_000, NOW + ms(5_000)) < 10, "only tries");
+        assert_eq!((service.state.breakers().opened, service.state.breakers().returned), (1, 0));
+        play(&snapshot, ms(3), 90_000, NOW + ms(35_000));
+        assert_eq!(play(&snapshot, ms(3), 2_000, NOW + ms(125_000)), before);
+        play(&snapshot, ms(9), 20_000, NOW + ms(130_000));
+        (0..200)
+            .for_each(|n| _ = play(&snapshot, ms(if n % 5 == 0 { 300 } else { 3 }), 20, NOW + ms(150_000 + n * 20)));
         assert_eq!(service.state.breakers().opened, 1);
     }
 

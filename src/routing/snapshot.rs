@@ -167,6 +167,13 @@ impl ServiceView {
         &self.lanes[usize::from(self.decided_index(decision.lane))]
     }
 
+    /// A request waits at this instance: where it is time to tell other sidecars, they will be told.
+    pub fn still_waits(&self, entry: &InstanceEntry, now: Mono) {
+        if self.rules.signals && entry.cell.is_silence_news(now) {
+            self.state.ring();
+        }
+    }
+
     /// Whether requests of a lane may leave it for `stable` when nobody in it is well: its policy lets safe methods fall back,
     /// and `stable` has a candidate. Breakers may then keep away all of the lane.
     pub(super) fn may_be_left(&self, lane: &Lane) -> bool {

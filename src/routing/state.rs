@@ -17,6 +17,7 @@ pub struct ServiceState {
     denied: AtomicU64,
     opened: AtomicU64,
     held: AtomicU64,
+    beyond: AtomicU64,
     returned: AtomicU64,
     signalled: AtomicU64,
     wary: AtomicU64,
@@ -47,6 +48,8 @@ pub struct BreakerCounts {
     pub opened: u64,
     /// Breakers that should have opened, but too much of the lane was kept away already.
     pub held: u64,
+    /// Of those that opened: beyond the floor, since their instance gave nothing at all.
+    pub beyond: u64,
     /// Instances that began to come back.
     pub returned: u64,
     /// Instances kept away because other sidecars saw them fail.
@@ -72,6 +75,7 @@ impl ServiceState {
         BreakerCounts {
             opened: read(&self.opened),
             held: read(&self.held),
+            beyond: read(&self.beyond),
             returned: read(&self.returned),
             signalled: read(&self.signalled),
         }
@@ -101,6 +105,10 @@ impl ServiceState {
 
     pub(super) fn count_held(&self) {
         self.held.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn count_beyond(&self) {
+        self.beyond.fetch_add(1, Relaxed);
     }
 
     pub(super) fn count_signalled(&self) {

@@ -40,11 +40,16 @@ impl fmt::Debug for ViewCollector {
 /// Name, help and reading of a counter by service.
 type CounterOf = (&'static str, &'static str, fn(&ServiceView) -> u64);
 
-const COUNTERS: [CounterOf; 6] = [
+const COUNTERS: [CounterOf; 7] = [
     ("breaker_opened", "Breakers of instances that opened", |service| service.state.breakers().opened),
     ("breaker_held", "Breakers that should have opened, but too much of the lane was kept away already", |service| {
         service.state.breakers().held
     }),
+    (
+        "breaker_beyond_floor",
+        "Breakers that opened although too much of the lane was kept away, since their instance gave nothing at all",
+        |service| service.state.breakers().beyond,
+    ),
     ("breaker_returned", "Instances that began to come back after an open breaker", |service| {
         service.state.breakers().returned
     }),

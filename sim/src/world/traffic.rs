@@ -247,10 +247,14 @@ impl World {
         let Some(flight) = &self.flights[at as usize] else { return };
         let view =
             flight.snapshot.service(self.services[flight.service].as_str()).expect("it was decided on this view");
+        let (host, now) = (flight.at.host, Mono(self.now));
         let silent = flight.waits.as_ref().is_some_and(|(instance, _)| {
-            let cell = &view.instances[usize::from(*instance)].cell;
-            cell.in_flight() >= WAITING && cell.last_heard().is_none_or(|heard| heard.0 <= since)
+            let entry = &view.instances[usize::from(*instance)];
+            view.still_waits(entry, now);
+            let alone = entry.cell.in_flight() < WAITING && entry.cell.open_until(now).is_none();
+            !alone && entry.cell.last_heard().is_none_or(|heard| heard.0 <= since)
         });
+        self.look_for_failures(host);
         match silent {
             true => self.tried(at, Outcome::Timeout, 0),
             false => self.wait(at, end, (outcome, status), true),

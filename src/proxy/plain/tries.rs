@@ -483,6 +483,7 @@ impl Asking<'_, '_> {
             let heard = self.prepared.is_some_and(|prepared| prepared.heard.get() > self.since);
             // It answers others, or nobody else waits there: this one may take its time.
             let now = self.tries.worker.clock.mono();
+            self.tries.routed.still_waits(self.entry, now);
             if look >= self.until || gives_up_early(self.entry, now) && !heard {
                 return Poll::Ready(Heard::TimedOut);
             }

@@ -372,14 +372,12 @@ impl Attempts {
 
     fn start(&mut self, instance: u16, fresh: bool, service: &ServiceView, now: Mono) {
         if !fresh {
-            let cell = &service.instances[usize::from(instance)].cell;
+            let entry = &service.instances[usize::from(instance)];
             // A stream's silence is its users', or an upload's.
             if self.replayable {
-                cell.asked(now);
+                entry.cell.asked(now);
             }
-            if service.rules.signals && cell.is_worth_telling(now) {
-                service.state.ring();
-            }
+            service.still_waits(entry, now);
             self.tries = self.tries.saturating_add(1);
         }
         self.since = now;
@@ -511,12 +509,17 @@ fn note(
 ) {
     let cell = &service.instances[usize::from(instance)].cell;
     let epoch = ticket.epoch();
+    let slow = service.rules.breaker.slow.zip(took);
     match verdict(outcome, &service.rules.breaker.counts) {
+        // It answers, and takes as long as before: what it was kept away for goes on.
+        Verdict::Success if slow.is_some_and(|(times, took)| cell.is_slow_still(took, times)) => {
+            cell.stays_away(&ticket, now, &service.rules);
+        }
         Verdict::Success => {
             let (current, comes_back) = (epoch == cell.epoch(), cell.succeeded(ticket, now, &service.rules));
             if comes_back {
                 service.state.count_returned();
-            } else if let (true, Some(times), Some(took)) = (current, service.rules.breaker.slow, took)
+            } else if let (true, Some((times, took))) = (current, slow)
                 && cell.is_slow(took, times)
             {
                 floor::keep_away(service, &service.lanes[usize::from(lane)], instance, false, now);

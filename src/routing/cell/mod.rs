@@ -10,7 +10,9 @@
 //! Memory order: everything is `Relaxed`. Each word means something by itself; no other memory is published through them, and a
 //! thread that reads a word some nanoseconds old makes a decision that was right then.
 
+mod proof;
 mod record;
+mod seen;
 mod word;
 
 use std::{
@@ -25,10 +27,7 @@ use record::{Recent, Window};
 use serde::{Deserialize, Serialize};
 use word::{Phase, Word};
 
-use super::{
-    Load,
-    pace::{LANE, NEARLY_ALL, OWN, Pace},
-};
+use super::{Load, pace::Pace};
 use crate::{
     config::{Breaker, Routing},
     types::Mono,
@@ -43,6 +42,8 @@ pub struct InstanceCell {
     load: Arc<Load>,
     /// Makes its open times differ from other sidecars' and other instances'.
     seed: u64,
+    /// Failed tries since it was last well. See `proof`.
+    tried: AtomicU64,
 }
 
 /// A cache line of its own: the word is read by every decision, the counts are written by every request.
@@ -58,10 +59,12 @@ struct Counts {
     pace: Pace,
     /// What nearly all of its answers take; kept whatever happens.
     longest: Pace,
-    /// Requests sent since it last answered one: how many (24 bits), and when the first of them was, in milliseconds.
+    /// Requests sent since it last answered one. See `seen`.
     unheard: AtomicU64,
     /// When it last answered anything, in milliseconds; 0: never.
     heard: AtomicU64,
+    /// When a request last went well there, in milliseconds; 0: never.
+    good: AtomicU64,
 }
 
 /// What a decision sees of an instance.
@@ -223,8 +226,7 @@ impl InstanceCell {
             return false;
         }
         if let Some(place) = &ticket.place {
-            let open = word.opened(self.seed, now, rules).pack();
-            let _ = self.word.0.compare_exchange(place.word, open, Relaxed, Relaxed);
+            self.try_failed(place, now, rules);
             return false;
         }
         let recent = self.update_recent(|recent| recent.failure(now, rules.window));
@@ -235,6 +237,7 @@ impl InstanceCell {
     /// A request was answered as it should be. True when the instance starts to come back by this.
     pub fn succeeded(&self, ticket: Ticket, now: Mono, rules: &Routing) -> bool {
         let packed = self.word.0.load(Relaxed);
+        self.counts.0.good.store(now.millis(), Relaxed);
         if rules.breaker.volume > 0 {
             self.update_window(false, now, &rules.breaker);
         }
@@ -278,27 +281,6 @@ impl InstanceCell {
         self.word.0.fetch_update(Relaxed, Relaxed, held).is_ok_and(|before| !Word::unpack(before).held)
     }
 
-    /// What this sidecar saw of its last requests there, if one of them failed lately: how many it looked at, and how many of
-    /// those failed. Where the last ones all failed, only those: what went well before a fault says nothing about it. Of an
-    /// instance that has fallen silent those that wait count as failed.
-    pub(super) fn seen(&self, now: Mono, rules: &Routing) -> Option<(u16, u16)> {
-        let (ended, waiting) = (self.seen_to_end(now, rules), self.unheard(now, WORTH_TELLING));
-        match ended {
-            _ if waiting == 0 => ended,
-            Some((attempts, failures)) if attempts == failures && failures > waiting => ended,
-            _ => Some((waiting, waiting)),
-        }
-    }
-
-    fn seen_to_end(&self, now: Mono, rules: &Routing) -> Option<(u16, u16)> {
-        let recent = Recent::unpack(self.counts.0.recent.load(Relaxed));
-        if rules.breaker.failures == 0 {
-            let window = Window::unpack(self.counts.0.window.load(Relaxed));
-            return recent.is_news(now).then(|| window.counts());
-        }
-        recent.seen(now, &rules.breaker)
-    }
-
     /// Requests from this sidecar that ended lately, and failures among them. What happened before a breaker closed again is
     /// forgotten.
     pub fn outcomes(&self, now: Mono, rules: &Routing) -> (u16, u16) {
@@ -321,12 +303,6 @@ impl InstanceCell {
     pub(super) fn clean(&self) -> u16 {
         let counted = Word::unpack(self.word.0.load(Relaxed)).level > 0;
         if counted { Recent::unpack(self.counts.0.recent.load(Relaxed)).successes() } else { 0 }
-    }
-
-    /// An answer took so long: whether the instance has become `times` as slow as its lane.
-    pub(super) fn is_slow(&self, took: Duration, times: u32) -> bool {
-        let lane = self.load.pace.note(took, LANE);
-        self.counts.0.pace.note(took, OWN).is_slow(lane, times)
     }
 
     /// The epoch of results that count now.
@@ -353,47 +329,6 @@ impl InstanceCell {
         let always = self.word.0.fetch_update(Relaxed, Relaxed, slowly);
         debug_assert!(always.is_ok(), "the closure never refuses");
         self.forget();
-    }
-
-    /// A request is sent there.
-    #[inline]
-    pub(super) fn asked(&self, now: Mono) {
-        let before = self.counts.0.unheard.load(Relaxed);
-        let after = if before == 0 { now.millis() & AT_MASK } else { before }.saturating_add(1 << AT_BITS);
-        // On failure somebody else asked or heard at this moment: one more or less says nothing.
-        let _ = self.counts.0.unheard.compare_exchange(before, after, Relaxed, Relaxed);
-    }
-
-    /// A request was answered, after so long.
-    #[inline]
-    pub(super) fn answered(&self, took: Duration) {
-        self.counts.0.unheard.store(0, Relaxed);
-        self.counts.0.longest.note(took, NEARLY_ALL);
-    }
-
-    /// Whether a request that can't be repeated is better not sent there: several wait unheard of, for at least `after`.
-    pub(super) fn is_silent(&self, now: Mono, after: Duration) -> bool {
-        self.unheard(now, Silence { waiting: 3, times: 3, after }) > 0
-    }
-
-    /// Whether its silence is worth telling others.
-    pub(super) fn is_worth_telling(&self, now: Mono) -> bool {
-        self.unheard(now, WORTH_TELLING) > 0
-    }
-
-    /// Requests sent there since it last answered one, if that is a silence.
-    fn unheard(&self, now: Mono, silence: Silence) -> u16 {
-        let Counts { in_flight, unheard, longest, .. } = &self.counts.0;
-        let word = unheard.load(Relaxed);
-        let count = word >> AT_BITS;
-        // Those that were sent may have been given up by their callers.
-        if count < u64::from(silence.waiting) || in_flight.load(Relaxed) < silence.waiting {
-            return 0;
-        }
-        // Before it is known what its answers take, nothing is.
-        let Some(usual) = longest.usual() else { return 0 };
-        let waited = now.since(Mono::from_millis(word & AT_MASK));
-        if waited < silence.after.max(usual * silence.times) { 0 } else { u16::try_from(count).unwrap_or(u16::MAX) }
     }
 
     /// A response's head came from it, whatever it says.
@@ -454,6 +389,7 @@ impl InstanceCell {
         self.counts.0.window.store(0, Relaxed);
         self.counts.0.pace.forget();
         self.counts.0.unheard.store(0, Relaxed);
+        self.tried.store(0, Relaxed);
     }
 
     fn update_recent(&self, change: impl Fn(Recent) -> Recent) -> Recent {
@@ -527,19 +463,6 @@ fn look(word: Word, now: Mono, rules: &Routing) -> Look {
 
 /// For so long only requests that can be repeated elsewhere try an instance.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// When nothing heard means something.
-#[derive(Debug, Clone, Copy)]
-struct Silence {
-    /// So many requests wait, or more: fewer may be slow ones.
-    waiting: u32,
-    /// The first of them so many times as long as nearly all of the instance's answers take,
-    times: u32,
-    /// and for at least so long.
-    after: Duration,
-}
-
-/// Longer than what a runtime that cleans up its memory usually stands still.
-const WORTH_TELLING: Silence = Silence { waiting: 2, times: 6, after: Duration::from_millis(300) };
 /// Of times in milliseconds beside a count.
 const AT_BITS: u32 = 40;
 const AT_MASK: u64 = (1 << AT_BITS) - 1;

@@ -41,6 +41,11 @@ impl Recent {
         Self { results, successes, failed: if results == 0 { 0 } else { self.failed } }
     }
 
+    /// Failures since the last success; 16 at most, and none that lie further apart than a window.
+    pub(super) const fn in_a_row(self) -> u32 {
+        self.results.trailing_ones()
+    }
+
     /// Successes in a row, where they are counted.
     pub(super) const fn successes(self) -> u16 {
         self.successes
@@ -56,7 +61,7 @@ impl Recent {
         if !self.is_news(now) {
             return None;
         }
-        let in_a_row = self.results.trailing_ones() as u16;
+        let in_a_row = self.in_a_row() as u16;
         let of = u16::from(rules.of.clamp(1, 16));
         let failures = (self.results & (u16::MAX >> (16 - of))).count_ones() as u16;
         if in_a_row >= 2 { Some((in_a_row, in_a_row)) } else { (failures > 0).then_some((of, failures)) }

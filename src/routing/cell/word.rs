@@ -85,10 +85,15 @@ impl Word {
 
     /// Opens: what began before says nothing any more.
     pub(super) fn opened(self, seed: u64, now: Mono, rules: &Breaker) -> Self {
-        let epoch = self.epoch.wrapping_add(1);
-        let pause = pause(self.level, epoch, seed, rules);
+        let pause = pause(self.level, self.epoch.wrapping_add(1), seed, rules);
         let level = if pause >= rules.open_max { self.level } else { (self.level + 1).min(MAX_LEVEL) };
-        Self { phase: Phase::Open, fresh: false, held: false, level, epoch, at: (now + pause).millis() }
+        Self { level, ..self.opened_for(pause, now) }
+    }
+
+    /// Opens for so long; the next open time is not longer for it.
+    pub(super) fn opened_for(self, pause: Duration, now: Mono) -> Self {
+        let epoch = self.epoch.wrapping_add(1);
+        Self { phase: Phase::Open, fresh: false, held: false, epoch, at: (now + pause).millis(), ..self }
     }
 
     /// Starts to come back.

@@ -3,9 +3,13 @@
 //!
 //! A sidecar tells what fails at its instances ([`Signals::tell`]) when two requests in a row failed, or as many of its last
 //! ones as open a breaker. Two or more that wait at an instance which has answered nothing for clearly longer than nearly all of its
-//! answers take (and 300 ms) count as failed: a hanging instance is known before the first time limit. Whoever hears it ([`Signals::hear`]) adds up what was said in the last seconds and what it saw itself.
-//! Where at least two saw it, and the sum reaches the breaker's own threshold, the instance's breaker opens here as well, within
-//! the floor of its lane. From there on it goes the breaker's way: one request tries it, then its users return by the ramp.
+//! answers take (and 300 ms) count as failed: a hanging instance is known before the first time limit. So does a single one, after
+//! 900 ms and ten times as long: it takes three such, of two sidecars at least, and makes hanging instances known of which each
+//! sidecar asks little.
+//!
+//! Whoever hears it ([`Signals::hear`]) adds up what was said in the last seconds and what it saw itself. Where at least two saw
+//! it, and the sum reaches the breaker's own threshold, the instance's breaker opens here as well, within the floor of its lane.
+//! From there on it goes the breaker's way: one request tries it, then its users return by the ramp.
 //!
 //! Whom nobody believes: one observer alone; one that accuses most of a lane (it is rather that one's network, and this
 //! sidecar does not say such things itself); one that went on accusing instances after they had come back and answered here,
@@ -256,7 +260,9 @@ impl Signals {
         remarks: &mut Vec<Remark>,
     ) {
         let well = |observation: &&Observation| {
-            find(snapshot, observation).filter(|(view, _, at)| is_well_here(view, *at, now)).is_some()
+            // Anybody may have one slow request.
+            !is_single(observation.attempts, observation.failures)
+                && find(snapshot, observation).is_some_and(|(view, _, at)| is_well_here(view, at, now))
         };
         let Some(observation) = seen.iter().find(well) else { return };
         self.counts.alone += 1;
@@ -379,10 +385,16 @@ fn failing(view: &ServiceView, lane: &LaneView, now: Mono) -> Vec<(u16, Observat
     lane.members.iter().filter_map(one).collect()
 }
 
-/// Whether an observation says more than that mistakes happen: two failures, and the breaker's own share.
+/// Whether an observation says more than that mistakes happen: two failures, and the breaker's own share; or nothing but one that
+/// has been waiting for long.
 fn weighs((attempts, failures): (u16, u16), rules: &Breaker) -> bool {
     let share = if rules.failures > 0 { f64::from(rules.failures) / f64::from(rules.of.max(1)) } else { rules.share };
-    failures >= 2 && f64::from(failures) >= share * f64::from(attempts)
+    is_single(attempts, failures) || failures >= 2 && f64::from(failures) >= share * f64::from(attempts)
+}
+
+/// A single request that waits, and may be a slow one.
+const fn is_single(attempts: u16, failures: u16) -> bool {
+    attempts == 1 && failures == 1
 }
 
 /// More than half, and not a single one.

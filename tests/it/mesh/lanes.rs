@@ -86,6 +86,7 @@ fn a_pinned_key_goes_to_its_instance_and_on_when_that_is_gone() {
     assert_eq!((order("tenant-7")[0].as_str(), served(&shop, "tenant-7").1.as_str()), ("orders-2", "orders-2"));
     let text = shop.must_cli(&["route", "orders", "--key", "tenant-7"]);
     assert!(text.contains("its key is pinned: orders-2, orders-9 before all others"), "{text}");
+    assert!(text.contains("of those, nobody announces orders-9\n"), "{text}");
     let next = order("tenant-7")[1].clone();
     pods[1].app.as_mut().unwrap().kill9();
     assert_eq!(served(&shop, "tenant-7").1, next, "at once");
