@@ -173,6 +173,9 @@ impl AsyncWrite for Socket {
     }
 }
 
+/// Most headers of an HTTP/1.1 answer.
+pub(super) const MAX_RESPONSE_HEADERS: usize = 256;
+
 /// An instance's socket. What it takes no more is let go instead of being an error: it may have answered before it closed, as to
 /// an upload that is too large (RFC 9112 9.5), and hyper would throw that answer away. Reading says how it ended: the answer first, then
 /// the end or the error.

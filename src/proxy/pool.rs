@@ -34,7 +34,7 @@ use super::{
     body::RequestBody,
     files::{Complaint, is_local},
     h2_pool::Stream,
-    io::{InstanceIo, Socket, spent},
+    io::{InstanceIo, MAX_RESPONSE_HEADERS, Socket, spent},
 };
 use crate::{
     routing::{InFlight, InstanceCell, InstanceEntry},
@@ -49,8 +49,6 @@ const MOST_IDLE: usize = 256;
 ///
 /// A little more than 64 KiB: bodies of that size come with their head in one piece.
 pub(super) const MAX_RESPONSE_HEAD: usize = 96 * 1024;
-/// Most headers of an HTTP/1.1 answer.
-pub(super) const MAX_RESPONSE_HEADERS: usize = 256;
 
 /// One connection to an instance.
 pub(super) struct Link {

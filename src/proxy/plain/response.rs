@@ -10,7 +10,7 @@ use httparse::{Header, Status};
 use super::{
     super::{
         headers::{Kind, add_line, is_plain_token, kind},
-        pool::MAX_RESPONSE_HEADERS,
+        io::MAX_RESPONSE_HEADERS,
     },
     request::{add_number, digits},
 };
