@@ -40,7 +40,8 @@ fn an_answer_that_came_before_a_reset_reaches_the_client_and_is_no_failure() {
         });
         let response = client.response(false);
         assert_eq!((response.status, response.text().as_str()), (413, "no"), "round {round}");
-        assert_eq!(response.header("connection"), Some("close"));
+        // Where buffers took the whole upload before the answer came, the client's connection may stay.
+        assert!(matches!(response.header("connection"), None | Some("close")));
         drop(client);
         let _ = sends.join();
     }
