@@ -154,8 +154,11 @@ impl Node {
                 }
             }
         }
-        let waited = |node: &Self| now.mono >= node.join_until || node.alone_by_plan();
-        if self.phase == Phase::Joining && waited(self) && self.challenges.is_empty() && self.may_use_generation() {
+        if self.phase != Phase::Joining {
+            return;
+        }
+        let waited = now.mono >= self.join_until || self.alone_by_plan();
+        if waited && self.challenges.is_empty() && self.may_use_generation() {
             self.take_part(now);
         }
     }

@@ -71,7 +71,10 @@ pub(super) async fn handle(
         Ok(answer) => pass_on(&worker, flight, answer, upload.is_taken()),
         Err(refusal) if parts.version == Version::HTTP_2 => refuse(&worker, flight, &refusal, json),
         Err(refusal) => {
-            upload.drain(&worker.config).await;
+            // What cannot be trusted is not read, and its reason closes by itself.
+            if !refusal.reason.closes() {
+                upload.drain(&worker.config).await;
+            }
             let mut response = refuse(&worker, flight, &refusal, json);
             if !upload.is_taken() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -45,32 +45,38 @@ impl Upload {
         }
     }
 
-    /// Reads a small one that nobody wants, so that the connection may stay.
+    /// Whether it can be read here and now: small, of known length, and on its way. Who expects a 100 wants the instance's word
+    /// before the body is sent: reading it here would be that word.
+    fn is_readable(&self, config: &Proxy) -> bool {
+        matches!(self, Self::Unread { body, expects: false }
+            if body.size_hint().exact().is_some_and(|length| length <= config.max_replay_bytes))
+    }
+
+    /// Reads one that nobody wants, if it is small, so that the connection may stay.
     pub(super) async fn drain(&mut self, config: &Proxy) {
-        if let Self::Unread { body, expects: false } = self
-            && body.size_hint().exact().is_some_and(|length| length <= config.max_replay_bytes)
-            && let Self::Unread { body, .. } = std::mem::replace(self, Self::Taken)
-            && keep(body, LONGEST_DRAIN, LONGEST_DRAIN).await.is_err()
+        if !self.is_readable(config) {
+            return;
+        }
+        if let Self::Unread { body, .. } = std::mem::replace(self, Self::Cut)
+            && keep(body, LONGEST_DRAIN, LONGEST_DRAIN).await.is_ok()
         {
-            *self = Self::Cut;
+            *self = Self::Taken;
         }
     }
 
     /// Keeps a small body of known length; passes any other on as it comes.
     pub(super) async fn take(&mut self, headers: &mut HeaderMap, config: &Proxy) -> Result<Outgoing, Refusal> {
+        let is_readable = self.is_readable(config);
         let Self::Unread { body, expects } = std::mem::replace(self, Self::Taken) else {
             headers.remove(header::EXPECT);
             return Ok(Outgoing::empty());
         };
-        // Who expects a 100 wants the instance's word before the body is sent: reading it here would be that word.
-        if !expects && body.size_hint().exact().is_some_and(|length| length <= config.max_replay_bytes) {
-            return match keep(body, config.timeouts.idle, config.timeouts.body).await {
-                Ok(body) => Ok(Outgoing::Kept(body)),
-                Err(fault) => {
-                    *self = Self::Cut;
-                    Err(fault.into())
-                }
-            };
+        if is_readable {
+            let kept = keep(body, config.timeouts.idle, config.timeouts.body).await;
+            return kept.map(Outgoing::Kept).map_err(|fault| {
+                *self = Self::Cut;
+                fault.into()
+            });
         }
         let origin = Rc::new(RefCell::new(Origin::new(body)));
         *self = Self::Streamed(origin.clone());

@@ -76,10 +76,14 @@ impl InstanceCell {
         if count < u64::from(silence.waiting) || in_flight.load(Relaxed) < silence.waiting {
             return 0;
         }
+        let waited = now.since(Mono::from_millis(word & AT_MASK));
+        // Nearly every request ends here.
+        if waited < silence.after {
+            return 0;
+        }
         // Before it is known what answers take, nothing is.
         let Some(usual) = longest.usual().or_else(|| self.load.longest.usual()) else { return 0 };
-        let waited = now.since(Mono::from_millis(word & AT_MASK));
-        if waited < silence.after.max(usual * silence.times) { 0 } else { u16::try_from(count).unwrap_or(u16::MAX) }
+        if waited < usual * silence.times { 0 } else { u16::try_from(count).unwrap_or(u16::MAX) }
     }
 }
 
