@@ -174,7 +174,7 @@ pub const ALL: &[(&str, &str)] = &[
     ),
     (
         "no-storm",
-        "No more than 20,000 events, and 5,000 for each host (50,000 at level 2, where packets are events), happen in one virtual second: answers that make answers would never end. The run ends there.",
+        "No more than 20,000 events, and 5,000 for each host, happen in one virtual second: answers that make answers would never end. The run ends there.",
     ),
     ("node-starts", "A node starts with whatever its disk holds, damaged or old, and can announce its instances."),
 ];

@@ -173,8 +173,7 @@ impl World {
         while let Some((at, event)) = self.queue.next(end) {
             let sampled = matches!(event, Event::Sample);
             this_second = if sampled { 0 } else { this_second + 1 };
-            let per_host = if self.real.is_some() { STORM_OF_PACKETS } else { STORM_PER_HOST };
-            if this_second > STORM + per_host * self.hosts.len() {
+            if this_second > STORM + STORM_PER_HOST * self.hosts.len() {
                 self.findings.add("no-storm", format!("{this_second} events within one virtual second"));
                 self.findings.stamp(at);
                 return;
@@ -316,8 +315,6 @@ impl World {
 /// Events in one virtual second that only a storm brings about: ten times what a cold start of 1,000 hosts takes.
 const STORM: usize = 20_000;
 const STORM_PER_HOST: usize = 5_000;
-/// At level 2 every packet is one: 200 hosts that start in the same second shake hands with each other in more than a million.
-const STORM_OF_PACKETS: usize = 50_000;
 /// What a socket's buffer and the agent's channel hold while a process stands still or is at work.
 const INBOX: usize = 1024;
 const SERVICES: [&str; 26] = [
