@@ -11,7 +11,7 @@ use crate::{
 
 pub const NAME: &str = "views-converge";
 pub const DOC: &str = "Within 60 s after the last fault has ended (with the LAN's constants; and within the settling time of the \
-scenario) every member sees every other member alive and nobody else, and it stays so but for doubts of less than 5 s. 60 s are: a verdict that must still fall \
+scenario) every member sees every other member alive and nobody else, and it stays so but for doubts of less than 3 s. 60 s are: a verdict that must still fall \
 (15 s), a flapping member's hold (30 s), and contact made again (15 s). Nodes that joined or restarted later have 20 s from then.";
 
 #[derive(Default)]
@@ -75,4 +75,4 @@ fn doubted_for(observer: &Host, other: &Host, now: Time) -> Time {
 }
 
 const NEWCOMER: Time = 20 * SECOND;
-const DOUBT_LASTS: Time = 5 * SECOND;
+const DOUBT_LASTS: Time = 3 * SECOND;
