@@ -113,7 +113,6 @@ impl Node {
             let own = addr == self.config.addr;
             self.seeds.entry(addr).or_insert(Seed { next: now.mono, pause: FIRST_PAUSE, own, ..Seed::default() });
         }
-        self.note_seed_due();
         self.drive_join(now);
     }
 
@@ -127,13 +126,7 @@ impl Node {
         if matches!(self.phase, Phase::Left | Phase::Refused) {
             return None;
         }
-        self.seed_due
-    }
-
-    /// The seeds have changed.
-    fn note_seed_due(&mut self) {
-        let waiting = self.seeds.values().filter(|seed| !seed.own && !seed.in_flight);
-        self.seed_due = waiting.map(|seed| seed.next).min();
+        self.seeds.values().filter(|seed| !seed.own && !seed.in_flight).map(|seed| seed.next).min()
     }
 
     /// Tries the seeds that are due and not active members; ends the joining phase when it has lasted long enough. While
@@ -211,7 +204,6 @@ impl Node {
         if let Some(seed) = self.seeds.get_mut(&addr) {
             (seed.next, seed.pause) = (now.mono + LONGEST_PAUSE.mul_f64(jitter), FIRST_PAUSE);
         }
-        self.note_seed_due();
     }
 
     fn try_seed(&mut self, now: Now, addr: SocketAddr) {
@@ -220,7 +212,6 @@ impl Node {
         if let Some(seed) = self.seeds.get_mut(&addr) {
             seed.in_flight = true;
         }
-        self.note_seed_due();
         self.counters.syncs_opened += 1;
         self.outputs.push_back(Output::OpenSync { token, node: None, addr, request });
     }
@@ -260,7 +251,6 @@ impl Node {
                 seed.pause = (seed.pause * 2).min(LONGEST_PAUSE);
             }
         }
-        self.note_seed_due();
         if outcome.is_ok() && self.phase == Phase::Joining {
             self.join_until = now.mono;
             self.drive_join(now);

@@ -76,8 +76,6 @@ pub struct Node {
     seeds: BTreeMap<SocketAddr, join::Seed>,
     /// Whether it was told its seeds; before that an empty list says nothing.
     seeds_told: bool,
-    /// When the next of them is to be tried: asked for at every turn, and changed seldom.
-    seed_due: Option<Mono>,
     challenges: BTreeMap<u64, crate::wire::Namesake>,
     syncs: sync::Syncs,
     forgotten: BTreeMap<NodeId, (u64, Mono)>,
@@ -140,7 +138,6 @@ impl Node {
             local: local::Local::new(stored.drains, facts),
             seeds: BTreeMap::new(),
             seeds_told: false,
-            seed_due: None,
             challenges: BTreeMap::new(),
             syncs: sync::Syncs::new(now.mono),
             forgotten: BTreeMap::new(),
