@@ -5,7 +5,8 @@
 //! ones as open a breaker. Two or more that wait at an instance which has answered nothing for clearly longer than nearly all of its
 //! answers take (and 300 ms) count as failed: a hanging instance is known before the first time limit. So does a single one, after
 //! 900 ms and ten times as long: it takes three such, of two sidecars at least, and makes hanging instances known of which each
-//! sidecar asks little.
+//! sidecar asks little. Anybody may have a slow request, and where networks lose packets many have: a single one is told to the
+//! whole mesh, so that the larger it is, the more rarely one sidecar tells of such ([`SINGLES`]); what it sees counts here in any case.
 //!
 //! Whoever hears it ([`Signals::hear`]) adds up what was said in the last seconds and what it saw itself. Where at least two saw
 //! it, and the sum reaches the breaker's own threshold, the instance's breaker opens here as well, within the floor of its lane.
@@ -107,6 +108,8 @@ pub struct Signals {
     doubts: BTreeMap<Key, Doubt>,
     remarked: BTreeMap<NodeId, Mono>,
     counts: SignalCounts,
+    /// When it last told of a single request that waits.
+    single_told: Mono,
 }
 
 /// Service, owner and instance.
@@ -148,6 +151,7 @@ impl Signals {
             doubts: BTreeMap::new(),
             remarked: BTreeMap::new(),
             counts: SignalCounts::default(),
+            single_told: Mono::ZERO,
         }
     }
 
@@ -175,13 +179,25 @@ impl Signals {
                     continue;
                 }
                 for (instance, observation) in failing {
-                    told.push(observation);
+                    if !is_single(observation.attempts, observation.failures) || self.may_tell_single(snapshot, now) {
+                        told.push(observation);
+                    }
                     self.judge(view, lane, instance, now);
                 }
             }
         }
         self.counts.told += u64::from(!told.is_empty());
         (told, remarks)
+    }
+
+    fn may_tell_single(&mut self, snapshot: &Snapshot, now: Mono) -> bool {
+        let instances: usize = snapshot.services().map(|view| view.instances.len()).sum();
+        let pause = SINGLES.saturating_mul(u32::try_from(instances).unwrap_or(u32::MAX));
+        let may = now.since(self.single_told) >= pause;
+        if may {
+            self.single_told = now;
+        }
+        may
     }
 
     /// Somebody else says what it saw; it must be verified.
@@ -419,6 +435,9 @@ fn is_well_here(view: &ServiceView, instance: u16, now: Mono) -> bool {
     view.instances[usize::from(instance)].cell.is_well(now, &view.rules)
 }
 
+/// Between two single requests that one sidecar tells of, for each instance of the mesh: all together tell of about two a second,
+/// however many they are.
+const SINGLES: Duration = Duration::from_millis(500);
 /// How long a signal counts.
 const LIFE: Duration = Duration::from_secs(5);
 /// Independent observers, this sidecar among them.

@@ -243,6 +243,17 @@ fn who_waits_unheard_of_counts_as_failed() {
     assert_eq!(signals.tell(&snapshot, NOW + ms(890)).0, vec![], "one may be a slow one");
     assert_eq!(signals.tell(&snapshot, NOW + ms(900)).0, vec![saw("a2", 1, 1)]);
     drop(one);
+    // Everybody hears it, so that a mesh of many instances hears of such from each sidecar the more rarely; told or not, it counts here.
+    let instances = snapshot.services().map(|view| view.instances.len()).sum::<usize>() as u32;
+    let next = NOW + ms(900) + SINGLES * instances;
+    let another = wait(&snapshot, "a3", 1, NOW + ms(100));
+    assert_eq!(signals.tell(&snapshot, next - ms(1)).0, vec![]);
+    signals.hear(signal("x", vec![saw("a3", 2, 2)]), &snapshot, next - ms(1));
+    assert_eq!(state(&snapshot, "a3"), BreakerState::Signalled);
+    drop(another);
+    let later = wait(&snapshot, "a4", 1, NOW + ms(100));
+    assert_eq!(signals.tell(&snapshot, next).0, vec![saw("a4", 1, 1)]);
+    drop(later);
 }
 
 /// It was only a pause: the first answer to what was sent before brings it back, and what is said of it then is not believed.
