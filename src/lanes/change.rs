@@ -141,10 +141,10 @@ impl PolicyChange {
         self.apply_rules(&mut policy)?;
         self.apply_selectors(&mut policy);
         for (lane, most) in &self.reserve {
-            reserve(&mut policy, lane, *most)?;
+            reserve(&mut policy, held, lane, *most)?;
         }
         for (lane, size) in &self.sizes {
-            self.resize(&mut policy, lane, *size)?;
+            self.resize(&mut policy, held, lane, *size)?;
         }
         policy.check()?;
         Ok(policy)
@@ -223,7 +223,13 @@ impl PolicyChange {
 
     /// Gives a lane its size. A lane keeps its start for the experiment's life, so that raising only adds subjects; a lane
     /// without a range yet starts after the last one.
-    fn resize(&self, policy: &mut LanePolicy, lane: &Lane, size: u16) -> Result<(), ChangeFault> {
+    fn resize(
+        &self,
+        policy: &mut LanePolicy,
+        held: Option<&LanePolicy>,
+        lane: &Lane,
+        size: u16,
+    ) -> Result<(), ChangeFault> {
         let before = policy.lanes.get(lane).cloned().unwrap_or_default();
         let raise = size.saturating_sub(before.size);
         if raise > UNFORCED_RAISE && !self.is_meant() {
@@ -234,21 +240,24 @@ impl PolicyChange {
             false => before,
         };
         let room = policy.reserved.get(lane).copied().unwrap_or(0).max(size);
-        let start =
-            place(policy, lane, &before, room).map_err(|why| ChangeFault::NoRoom { lane: lane.clone(), size, why })?;
+        let start = place(policy, held, lane, &before, room).map_err(|why| ChangeFault::NoRoom {
+            lane: lane.clone(),
+            size,
+            why,
+        })?;
         policy.lanes.insert(lane.clone(), LaneRule { start, size, ..before });
         Ok(())
     }
 }
 
 /// Keeps buckets free for a lane. Nobody moves by it.
-fn reserve(policy: &mut LanePolicy, lane: &Lane, most: u16) -> Result<(), ChangeFault> {
+fn reserve(policy: &mut LanePolicy, held: Option<&LanePolicy>, lane: &Lane, most: u16) -> Result<(), ChangeFault> {
     let rule = policy.lanes.get(lane).cloned().unwrap_or_default();
     if most == 0 {
         policy.reserved.remove(lane);
         return Ok(());
     }
-    let start = place(policy, lane, &rule, most.max(rule.size)).map_err(|why| ChangeFault::NoRoom {
+    let start = place(policy, held, lane, &rule, most.max(rule.size)).map_err(|why| ChangeFault::NoRoom {
         lane: lane.clone(),
         size: most,
         why,
@@ -258,19 +267,29 @@ fn reserve(policy: &mut LanePolicy, lane: &Lane, most: u16) -> Result<(), Change
     Ok(())
 }
 
-/// Where a lane begins that is to have so much room: where it began before; after the last one when it had no buckets yet. Why it can't
-/// have them, otherwise.
-fn place(policy: &LanePolicy, lane: &Lane, before: &LaneRule, room: u16) -> Result<u16, String> {
+/// Where a lane begins that is to have so much room: where it began before; after the last one when it is new, or began at bucket 0,
+/// lost its buckets and others have them now. Why it can't have them, otherwise. A lane that has buckets in `held`, the policy that
+/// is changed, never moves.
+fn place(
+    policy: &LanePolicy,
+    held: Option<&LanePolicy>,
+    lane: &Lane,
+    before: &LaneRule,
+    room: u16,
+) -> Result<u16, String> {
     let others = || policy.lanes.iter().filter(|(other, _)| *other != lane && policy.room(other) > 0);
-    let fresh = policy.room(lane) == 0 && before.start == 0;
+    let within = |start: u16| {
+        let range = u32::from(start)..u32::from(start) + u32::from(room);
+        others().find(move |(_, rule)| range.contains(&u32::from(rule.start)))
+    };
+    let roomless = policy.room(lane) == 0 && held.is_none_or(|held| held.room(lane) == 0);
+    let movable = roomless && before.start == 0 && !(policy.lanes.contains_key(lane) && within(0).is_none());
     let after = |(other, rule): (&Lane, &LaneRule)| rule.start.saturating_add(policy.room(other));
-    let start = if fresh { others().map(after).max().unwrap_or(0) } else { before.start };
-    let end = u32::from(start) + u32::from(room);
-    let blocked = others().find(|(_, rule)| u32::from(rule.start) >= u32::from(start) && u32::from(rule.start) < end);
-    if let Some((other, rule)) = blocked.filter(|_| room > 0) {
+    let start = if movable { others().map(after).max().unwrap_or(0) } else { before.start };
+    if let Some((other, rule)) = within(start) {
         return Err(format!("lane `{other}` begins at bucket {}", rule.start));
     }
-    if end > 10_000 {
+    if u32::from(start) + u32::from(room) > 10_000 {
         return Err(format!("it starts at bucket {start}, and there are 10000"));
     }
     Ok(start)
@@ -450,6 +469,29 @@ mod tests {
                 held = Some(next);
             }
         }
+    }
+
+    #[test]
+    fn a_lane_that_began_at_bucket_0_comes_back_to_its_users() {
+        let lane = |name: &str| Lane::new(name).unwrap();
+        let beta = PolicyChange { sizes: [(lane("beta"), 200)].into(), ..PolicyChange::default() };
+        let apply =
+            |change: &PolicyChange, held: &LanePolicy| change.apply(&service(), Some(held), "n1", Wall(2)).unwrap();
+        let both = apply(&beta, &sized(500).apply(&service(), None, "n1", Wall(1)).unwrap());
+        let back = rollback(&service(), Some(&both), "n1", "", Wall(2));
+        let again = apply(&sized(500), &apply(&beta, &back));
+        assert_eq!(again.lanes, both.lanes, "after a rollback, whichever is raised first");
+        let kept = PolicyChange { reserve: [(canary(), 900)].into(), ..PolicyChange::default() };
+        let kept = apply(&beta, &kept.apply(&service(), None, "n1", Wall(1)).unwrap());
+        let given = PolicyChange { reserve: [(canary(), 0)].into(), ..sized(0) };
+        assert_eq!(
+            apply(&given, &kept).lanes[&canary()].start,
+            0,
+            "a reserve given back in the change that sets a size"
+        );
+        let larger = PolicyChange { reserve: [(canary(), 0)].into(), ..sized(1_000) };
+        let refused = larger.apply(&service(), Some(&kept), "n1", Wall(3));
+        assert!(matches!(refused, Err(ChangeFault::NoRoom { .. })), "{refused:?}");
     }
 
     fn ruled(rules: &[(&str, &str)]) -> PolicyChange {
