@@ -143,6 +143,9 @@ pub(super) fn named(text: &str) -> Result<(&str, Wanted), String> {
     Ok(match text.split_once('=') {
         None if text.ends_with('*') => return Err("write `NAME` alone for any value".into()),
         None => (text, Wanted::Present),
+        Some((name, _)) if name.ends_with('*') => {
+            return Err("only a value may end with `*`: write the name whole".into());
+        }
         Some((name, text)) => (name, value(text)),
     })
 }
@@ -254,6 +257,7 @@ mod tests {
             ("header:x beta=1", "header name"),
             ("header:=1", "header name"),
             ("header:x-b*", "NAME` alone"),
+            ("header:x-b*=1", "name whole"),
             ("cookie:a b", "cookie name"),
             ("path:v2", "begins with `/`"),
             ("path:/v2/*", "whole segments"),

@@ -126,6 +126,7 @@ mod tests {
             ("tag:", "tag:track=beta"),
             ("tag:=1", "tag:track=beta"),
             ("tag:a*", "NAME` alone"),
+            ("tag:a*=*", "name whole"),
             ("tag:a=\n", "control"),
         ] {
             let error = text.parse::<Trait>().unwrap_err().to_string();

@@ -353,9 +353,9 @@ proptest! {
         let (before, after, back) = (eased(share), eased(share - 10), eased(share));
         let moved: Vec<_> = before.iter().zip(&after).filter(|(before, after)| before != after).collect();
         prop_assert!(moved.iter().all(|(before, after)| **before == id && **after != id));
-        // A tenth of what it would have at its whole weight, and what chance adds for so few points.
+        // A tenth of what it would have at its whole weight, and what chance adds: a step may be as few as 13 points.
         let whole = eased(100).iter().filter(|owner| **owner == id).count();
-        prop_assert!(moved.len() as f64 <= 0.1 * whole as f64 * 1.5 + 20.0, "{} of {} keys", moved.len(), whole);
+        prop_assert!(moved.len() as f64 <= 0.1 * whole as f64 * 2.0 + 40.0, "{} of {} keys", moved.len(), whole);
         prop_assert_eq!(before, back);
     }
 }
