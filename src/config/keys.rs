@@ -251,7 +251,8 @@ pub(super) const KEYS: &[Key] = keys! {
         "breaker_counts" Texts, Is("connect,reset,timeout,500,502,503,504,grpc"),
             "What counts as an instance's failure: connect (no connection), reset (it broke before the response), timeout (no \
              response in time), 5xx, statuses from 500 to 599, how a gRPC call ends, by name or number \
-             (grpc:unavailable, grpc:14), or grpc for unknown, internal, unavailable and data_loss.";
+             (grpc:unavailable, grpc:14), or grpc for unknown, internal, unavailable and data_loss. With 500 in it, requests that can \
+             be repeated go on to the next instance after one, as after 502, 503 and 504.";
         "retry_share" Share, Is("0.2"),
             "Budget of this sidecar for retries after something was sent, as a share of the service's requests. Refused \
              connections are free: nothing was sent.";

@@ -172,6 +172,14 @@ pub struct Counts {
     pub grpc: GrpcCodes,
 }
 
+impl Counts {
+    /// Whether a complete response with this status is asked for again at another instance, where the request may be: 502, 503 and 504
+    /// always, since no application gave an answer; 500 where it counts as the instance's failure.
+    pub const fn repeats(&self, status: u16) -> bool {
+        matches!(status, 502..=504) || status == 500 && self.statuses.contains(500)
+    }
+}
+
 /// A set of statuses 500 to 599.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statuses(u128);

@@ -348,7 +348,7 @@ impl<'a> Exchange<'a> {
             self.blame(Reason::BadResponse, entry, "its answer has both Content-Length and Transfer-Encoding");
             return Ok(Tried::Failed(Outcome::Reset));
         }
-        let retryable = matches!(head.status.as_u16(), 502..=504);
+        let retryable = self.routed.rules.breaker.counts.repeats(head.status.as_u16());
         let body = if !retryable && reads_whole(self.flight.class, &self.parts.method, &body) {
             let mut gathering = Gathering::new(body);
             let hold = until.min(self.worker.clock.mono() + LONGEST_HOLD);

@@ -303,7 +303,7 @@ impl<'a> Tries<'a> {
     /// the client, and another instance can answer.
     async fn answered(&mut self, mut answer: Answer, entry: &InstanceEntry, until: Mono) -> Result<Answer, Outcome> {
         let status = answer.facts.status;
-        if matches!(status, 502..=504) {
+        if self.routed.rules.breaker.counts.repeats(status) {
             self.last = Some(answer);
             return Err(Outcome::RetryableStatus(status));
         }

@@ -83,7 +83,7 @@ pub enum Outcome {
     Reset,
     /// No response in the try's time.
     Timeout,
-    /// A complete response with a status that may be retried (502, 503, 504).
+    /// A complete response with a status that may be retried ([`Counts::repeats`]).
     RetryableStatus(u16),
     /// Nothing was tried: this sidecar has as many requests at the instance as it may. It says nothing about the instance.
     Full,
@@ -173,6 +173,8 @@ pub struct Attempts {
     retries: u8,
     /// A connection was stale, perhaps.
     doubted: bool,
+    /// An instance has answered it with 500.
+    erred: bool,
     /// The last instance that took a connection, and how the try on it ended.
     accepted: Option<(u16, GiveUp)>,
     state: State,
@@ -243,6 +245,7 @@ impl Attempts {
             tries: 0,
             retries: 0,
             doubted: false,
+            erred: false,
             accepted: None,
             state,
             ticket: None,
@@ -339,6 +342,10 @@ impl Attempts {
         let took = now.since(self.since);
         if matches!(outcome, Outcome::Answered(_) | Outcome::RetryableStatus(_) | Outcome::Called(_)) {
             service.instances[usize::from(instance)].cell.answered(took);
+        }
+        // What two instances in a row can't do is the request's fault: it must not open the breakers of a lane one after another.
+        if outcome == Outcome::RetryableStatus(500) && std::mem::replace(&mut self.erred, true) {
+            return;
         }
         note(ticket, outcome, Some(took), (instance, self.lane), service, now);
     }

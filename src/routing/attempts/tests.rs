@@ -290,6 +290,20 @@ fn timeouts_of_callers_in_a_hurry_do_not_count() {
     assert_eq!((run(Duration::from_millis(900)), run(Duration::from_secs(1))), (0, 1));
 }
 
+/// A request that no instance can serve must not open the breakers of a lane one after another.
+#[test]
+fn what_a_second_instance_answers_with_500_too_is_the_requests_fault() {
+    let opened = |status| {
+        let snapshot = instances(4);
+        for _ in 0..3 {
+            Life::new(&snapshot, "u", MethodClass::Safe, true).all(&[RetryableStatus(status); 3]);
+        }
+        let service = snapshot.service("orders").unwrap();
+        service.instances.iter().filter(|entry| entry.cell.open_until(NOW).is_some()).count()
+    };
+    assert_eq!((opened(500), opened(503)), (1, 2), "half of four may be kept away");
+}
+
 #[test]
 fn three_refused_requests_make_the_next_one_skip_it() {
     let snapshot = instances(3);

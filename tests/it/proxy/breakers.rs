@@ -1,7 +1,7 @@
 //! Breakers and retry budgets on real sockets (REQUIREMENTS R5, R6; cases C76, C79, C81).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -10,7 +10,7 @@ use std::{
 };
 
 use lanemesh::{
-    config::{Breaker, Routing},
+    config::{Breaker, Routing, Statuses},
     routing::Rules,
 };
 
@@ -143,6 +143,21 @@ fn c79_the_floor_is_kept_and_seen() {
         assert!(proxy.metric("lanemesh_breaker_held_total", &["orders"]) >= f64::from(count) - open);
         sick.iter().for_each(|(_, well)| well.store(true, SeqCst));
         eventually("everybody is served", || (0..20).all(|n| proxy.get(&format!("u{n}")).status == 200));
+    }
+}
+
+/// Where 500 does not count as the instance's failure, it is an answer like any other.
+#[test]
+fn a_500_that_does_not_count_is_not_repeated() {
+    let bad = Upstream::bytes("HTTP/1.1 500 Oops\r\ncontent-length: 4\r\n\r\noops");
+    let good = Upstream::ok("good");
+    let instances = [Instance::new("bad", bad.addr), Instance::new("good", good.addr)];
+    for (counted, answers) in [(&[500, 503][..], &["good"][..]), (&[503], &["good", "oops"])] {
+        let mut rules = quick();
+        rules.breaker.counts.statuses = Statuses::of(counted);
+        let proxy = fixture(&instances, rules);
+        let seen: BTreeSet<String> = (0..20).map(|n| proxy.get(&format!("u{n}")).text()).collect();
+        assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), answers, "{counted:?}");
     }
 }
 

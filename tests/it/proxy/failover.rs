@@ -96,7 +96,7 @@ fn c73_a_post_is_never_processed_twice() {
 
 #[test]
 fn a_safe_request_survives_the_same_failures() {
-    let scripts: [Script; 6] = [
+    let scripts: [Script; 7] = [
         || vec![Act::Close],
         || vec![Act::Reset],
         || vec![Act::Pause(Duration::from_millis(1_500)), Act::ok("late")],
@@ -104,6 +104,7 @@ fn a_safe_request_survives_the_same_failures() {
         // Killed in the middle of a small body: nothing was given to the client yet.
         || vec![Act::send("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nhalf of it"), Act::Reset],
         || vec![Act::send("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n")],
+        || vec![Act::send("HTTP/1.1 500 Oops\r\ncontent-length: 4\r\n\r\noops")],
     ];
     for (number, script) in scripts.into_iter().enumerate() {
         let bad = Upstream::start(move |_, _| script());
