@@ -4,12 +4,19 @@
 //! README.md shows how to write one. The swarm draws values of the same type, so every drawn run can be printed, replayed and
 //! shrunk.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
-use lanemesh::node::MembershipConfig;
+use lanemesh::{
+    config::{self, Breaker, Routing},
+    node::MembershipConfig,
+    types::{Lane, Trait},
+};
 use serde::{Deserialize, Serialize};
 
-use crate::links::Quality;
+use crate::{links::Quality, pick::Pick};
 
 /// A mesh and what happens to it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,6 +91,13 @@ pub struct Mesh {
     pub profile: Profile,
     /// Bytes of tags on each instance record.
     pub tag_bytes: u32,
+    /// Regions, named as in [`REGIONS`], and zones of each (`eu-1`, `eu-2`). Where there are several regions, the instances of a
+    /// service are shared out among all zones.
+    pub regions: u32,
+    /// See `regions`.
+    pub zones: u32,
+    /// Instances have a tag `rack`, `r0` to one less than this, by turns; 0: none has.
+    pub racks: u32,
     /// Instances that host 0 announces beside its own.
     pub extra_instances: u32,
     /// How slow every machine is: 1 as in `cpu`, 10 ten times as slow, 0 for work that takes no time. When not given: 0 at
@@ -110,6 +124,9 @@ pub struct Mesh {
     pub capacity: f64,
     /// Every link.
     pub link: Quality,
+    /// Every sidecar's `[routing]`, with the keys of the product's own configuration: `prefer_zone`, `pin`, `spread`, ...
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub routing: toml::Table,
 }
 
 impl Default for Mesh {
@@ -128,6 +145,9 @@ impl Default for Mesh {
             foreign: 0,
             profile: Profile::Lan,
             tag_bytes: 0,
+            regions: 1,
+            zones: 3,
+            racks: 0,
             extra_instances: 0,
             cpu: None,
             connections: 256,
@@ -139,9 +159,54 @@ impl Default for Mesh {
             shallow: false,
             capacity: 0.0,
             link: Quality::default(),
+            routing: toml::Table::new(),
         }
     }
 }
+
+impl Mesh {
+    /// Region and number of the zone (from 1) of a host.
+    pub fn place(&self, host: u32) -> (&'static str, u32) {
+        let (regions, zones) = (self.regions.clamp(1, REGIONS.len() as u32), self.zones.max(1));
+        if regions == 1 {
+            return (REGIONS[0], host % zones + 1);
+        }
+        // Each round begins one place on, or all canaries, which come by turns as well, would stand in the same few places.
+        let (turn, places) = (host / self.services.max(1), regions * zones);
+        let place = (turn + turn / places) % places;
+        (REGIONS[(place % regions) as usize], place / regions + 1)
+    }
+
+    /// Names of its regions and zones.
+    fn places(&self) -> BTreeSet<String> {
+        let regions = &REGIONS[..(self.regions as usize).clamp(1, REGIONS.len())];
+        let zones = regions.iter().flat_map(|region| (1..=self.zones).map(move |zone| format!("{region}-{zone}")));
+        zones.chain(regions.iter().map(|region| (*region).to_owned())).collect()
+    }
+
+    /// What every sidecar is told about routing; every fault of it.
+    pub fn rules(&self) -> Result<Routing, Vec<String>> {
+        let mut rules = Routing::default();
+        if !self.routing.is_empty() {
+            let file = toml::Table::from_iter([("routing".to_owned(), toml::Value::Table(self.routing.clone()))]);
+            let config = config::resolve("mesh", &file.to_string(), &BTreeMap::new(), &Vec::new());
+            let config = config.map_err(|faults| {
+                faults.iter().map(|fault| format!("mesh.{}: {}; {}", fault.key, fault.reason, fault.cure)).collect::<Vec<_>>()
+            })?;
+            rules = Routing { most_in_flight: rules.most_in_flight, ..Routing::clone(&config.routing) };
+        }
+        rules.signals &= self.signals;
+        if self.breaker_slow > 0 {
+            rules.breaker = Breaker { slow: Some(self.breaker_slow), ..rules.breaker };
+        }
+        Ok(rules)
+    }
+}
+
+/// Names of regions, as far as they are needed.
+pub const REGIONS: [&str; 5] = ["eu", "us", "ap", "sa", "af"];
+/// More would be more than there are hosts.
+const MOST_ZONES: u32 = 100;
 
 /// Timers of the membership.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -192,9 +257,10 @@ pub enum Do {
     App,
     /// The instances get weight `value`, and 100 again after `for`.
     Weigh,
-    /// Restarts the applications of `service` one after another with `version`, `every` seconds.
+    /// Restarts the applications of `service` (on `nodes` only, when given) one after another with `version`, `every` seconds.
     Roll,
-    /// Sets the canary lane of `service` to `value` per cent, asked of the first of `nodes`. `how`: `testers` sends those who ask with
+    /// Sets the canary lane of `service` (or `lane`) to `value` per cent, asked of the first of `nodes`; `reserve`: most that it may ever
+    /// have, in per cent; `select`: traits of instances that serve it whatever they announce, none: only those that announce it. `how`: `testers` sends those who ask with
     /// the testers' header there whatever their bucket, `no-testers` takes that rule away.
     Policy,
     /// Rolls `service` back, asked of the first of `nodes`.
@@ -271,6 +337,15 @@ pub struct Step {
     /// Whether the address is the same or new.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// Which lane.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<String>,
+    /// Traits of instances that serve a lane.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub select: Option<Vec<String>>,
+    /// Most that a lane may ever have, in per cent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<f64>,
     /// By what a link gets worse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Quality>,
@@ -336,6 +411,13 @@ impl Scenario {
         if self.mesh.connections == 0 || !(self.mesh.idle >= 1.0 && self.cpu() >= 0.0) {
             faults.push("mesh.connections and mesh.idle must be at least 1, mesh.cpu at least 0".into());
         }
+        if self.mesh.regions == 0 || self.mesh.regions as usize > REGIONS.len() {
+            faults.push(format!("mesh.regions is {}: 1 to {}", self.mesh.regions, REGIONS.len()));
+        }
+        if self.mesh.zones == 0 || self.mesh.zones > MOST_ZONES {
+            faults.push(format!("mesh.zones is {}: 1 to {MOST_ZONES} in each region", self.mesh.zones));
+        }
+        faults.extend(self.mesh.rules().err().into_iter().flatten());
         for name in self.allow.keys() {
             if !crate::invariants::names().contains(&name.as_str()) {
                 faults.push(format!("allow.{name}: there is no such invariant; `list` names them"));
@@ -387,8 +469,8 @@ impl Step {
     /// For people: what it does and how, without where and when.
     pub fn in_words(&self) -> String {
         let mut words = vec![self.name()];
-        let texts = [&self.what, &self.how, &self.service, &self.version];
-        words.extend(texts.into_iter().flatten().cloned());
+        let texts = [&self.what, &self.how, &self.service, &self.version, &self.lane];
+        words.extend(texts.into_iter().flatten().chain(self.select.iter().flatten()).cloned());
         words.extend(self.value.map(|value| value.to_string()));
         words.extend(self.count.map(|count| format!("x {count}")));
         words.join(" ")
@@ -429,9 +511,27 @@ impl Step {
             faults.push(format!("address = \"{address}\": must be same or new"));
         }
         for nodes in [&self.nodes, &self.to].into_iter().flatten() {
-            if let Err(fault) = nodes.parse::<crate::pick::Pick>() {
-                faults.push(fault);
+            match nodes.parse::<Pick>() {
+                Err(fault) => faults.push(fault),
+                Ok(Pick::In(place)) if !of.mesh.places().contains(&place) => {
+                    let there: Vec<String> = of.mesh.places().into_iter().collect();
+                    faults.push(format!("`{nodes}` names no place of the mesh: it has {}", there.join(", ")));
+                }
+                Ok(_) => {}
             }
+        }
+        if let Some(lane) = &self.lane {
+            match lane.parse::<Lane>() {
+                Err(fault) => faults.push(format!("lane = \"{lane}\": {fault}")),
+                Ok(lane) if lane.is_stable() => faults.push("lane = \"stable\": it has what the others leave".into()),
+                Ok(_) => {}
+            }
+        }
+        for one in self.select.iter().flatten() {
+            faults.extend(one.parse::<Trait>().err().map(|fault| format!("select: {fault}")));
+        }
+        if let Some(reserve) = self.reserve.filter(|reserve| !(0.0..=100.0).contains(reserve)) {
+            faults.push(format!("reserve = {reserve}: 0 to 100 per cent"));
         }
         if !(0.0..=seconds).contains(&self.t) {
             faults.push(format!("t = {} lies outside the {seconds} seconds in which faults may happen", self.t));
@@ -456,6 +556,9 @@ impl Step {
             ("stop", self.stop.is_some()),
             ("disk", self.disk.is_some()),
             ("address", self.address.is_some()),
+            ("lane", self.lane.is_some()),
+            ("select", self.select.is_some()),
+            ("reserve", self.reserve.is_some()),
             ("link", self.link.is_some()),
         ]
         .into_iter()
@@ -486,8 +589,10 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Drift => (&["nodes", "value"], &["for"], &[]),
         Do::Withdraw => (&["nodes"], &["for"], &[]),
         Do::Weigh => (&["nodes", "value"], &["for"], &[]),
-        Do::Roll => (&["service", "version", "every"], &[], &[]),
-        Do::Policy => (&["service", "value"], &["nodes", "how"], &["testers", "no-testers"]),
+        Do::Roll => (&["service", "version", "every"], &["nodes"], &[]),
+        Do::Policy => {
+            (&["service", "value"], &["nodes", "how", "lane", "select", "reserve"], &["testers", "no-testers"])
+        }
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
         Do::Slow => (&["nodes", "value"], &["for"], &[]),
@@ -539,8 +644,60 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_of_places_and_routing_is_checked() {
+        let text = r#"
+            name = "x"
+            seconds = 10
+            [mesh]
+            regions = 2
+            zones = 2
+            [mesh.routing]
+            prefer_zones = true
+            pin = ["user-1"]
+            [[step]]
+            t = 1
+            do = "crash"
+            nodes = "in us-3"
+            [[step]]
+            t = 2
+            do = "policy"
+            service = "orders"
+            value = 5
+            lane = "stable"
+            select = ["v2"]
+            reserve = 101
+        "#;
+        let faults = Scenario::parse(text).unwrap_err().to_string();
+        for part in [
+            "mesh.routing.prefer_zones",
+            "mesh.routing.pin",
+            "step 1: `in us-3` names no place of the mesh: it has eu, eu-1, eu-2, us,",
+            "step 2: lane = \"stable\"",
+            "step 2: select: `v2` is no condition",
+            "step 2: reserve = 101",
+        ] {
+            assert!(faults.contains(part), "{part} in:\n{faults}");
+        }
+    }
+
+    #[test]
+    fn every_service_has_instances_in_every_place_and_canaries_in_most() {
+        let mesh = Mesh { nodes: 48, services: 2, regions: 2, zones: 2, ..Mesh::default() };
+        for service in 0..2 {
+            let places = (0..24).map(|turn| mesh.place(turn * 2 + service));
+            let canaries = (0..24).filter(|turn| turn % 4 == 3).map(|turn| mesh.place(turn * 2 + service));
+            assert_eq!(places.collect::<BTreeSet<_>>().len(), 4);
+            assert_eq!(canaries.collect::<BTreeSet<_>>().len(), 4);
+        }
+    }
+
+    #[test]
     fn what_is_printed_reads_the_same() {
         let mut scenario = Scenario::parse("name = \"x\"\nseconds = 10").unwrap();
+        scenario.mesh.routing.insert("prefer_zone".into(), true.into());
+        let select = Some(vec!["version:v2".to_owned()]);
+        let policy = Step { service: Some("orders".into()), value: Some(1.0), select, ..Step::new(1.0, Do::Policy) };
+        scenario.step.push(policy);
         let step = Step { nodes: Some("random 2".into()), lasts: Some(3.5), ..Step::new(1.25, Do::OneWay) };
         scenario.step.push(Step { to: Some("rest".into()), ..step });
         scenario.step.push(Step {

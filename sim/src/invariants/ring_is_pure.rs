@@ -40,7 +40,11 @@ impl Invariant for Check {
                 // Whether an empty lane is still known is no part of the digest.
                 for lane in service.lanes.iter().filter(|lane| !lane.members.is_empty()) {
                     for key in &keys {
-                        let owner = lane.order(*key).next();
+                        // Where a near one is preferred, each place has its own order of the same ring.
+                        let owner = match lane.near.is_empty() {
+                            true => lane.order(*key).next(),
+                            false => lane.ring.owner(*key).map(|slot| lane.members[usize::from(slot)]),
+                        };
                         ours.push(owner.map(|at| service.instances[usize::from(at)].record.id.to_string()));
                     }
                 }
