@@ -5,6 +5,7 @@
 //! What is usual is a running median: every answer moves it by a fixed part towards itself, whatever it took, so that a few very slow
 //! ones, or one instance of many, hardly count. Frugal streaming (Ma, Muthukrishnan, Sandler 2013) with steps in proportion.
 //! Where steps up are longer than those down, it settles at a higher quantile instead of the median.
+//! Where little is asked for, a few slow answers in a row say as much (see `cell::proof`).
 //! Times are up to the response's head. Slowness is off unless asked for: where keys differ much in what they cost, an instance can be slow for
 //! its keys' sake.
 
@@ -64,12 +65,23 @@ impl Pace {
         usual.is_enough().then(|| Duration::from_micros(usual.micros.into()))
     }
 
+    /// From now on it says this, as if enough answers had taken that long.
+    pub(super) fn replace(&self, took: Duration) {
+        let Usual { answers, micros } = Usual::of(took);
+        self.0.store(u64::from(answers) << 32 | u64::from(micros), Relaxed);
+    }
+
     pub(super) fn forget(&self) {
         self.0.store(0, Relaxed);
     }
 }
 
 impl Usual {
+    /// If enough answers had taken that long.
+    pub(super) fn of(took: Duration) -> Self {
+        Self { answers: ENOUGH, micros: 0 }.taking(took)
+    }
+
     /// Whether there were enough answers to say something.
     pub(super) const fn is_enough(self) -> bool {
         self.answers >= ENOUGH
@@ -198,6 +210,24 @@ mod tests {
         (0..200)
             .for_each(|n| _ = play(&snapshot, ms(if n % 5 == 0 { 300 } else { 3 }), 20, NOW + ms(150_000 + n * 20)));
         assert_eq!(service.state.breakers().opened, 1);
+    }
+
+    /// One request a second: the median alone would take half a minute, with the answers that it needs before it says anything.
+    #[test]
+    fn one_of_which_little_is_asked_is_kept_away_within_seconds() {
+        let snapshot = snapshot(Some(4));
+        let service = snapshot.service("orders").unwrap();
+        play(&snapshot, ms(3), 300, NOW);
+        let cell = &service.instances[1].cell;
+        let answers = |took: &[u64], from: Mono| {
+            let seconds = (0_u64..).zip(took);
+            seconds.map(|(second, took)| cell.is_slow(ms(*took), 4, from + ms(second * 1_000))).collect::<Vec<_>>()
+        };
+        let late = [3, 30, 30, 30, 30, 30];
+        assert!(!answers(&[late, late, late].concat(), NOW + ms(1_000)).contains(&true), "one quick one in between");
+        assert_eq!(answers(&[3, 30, 30, 30, 30, 30, 30], NOW + ms(100_000)).iter().position(|slow| *slow), Some(6));
+        let burst = (0..50).any(|n| cell.is_slow(ms(if n == 0 { 3 } else { 30 }), 40, NOW + ms(200_000 + n * 50)));
+        assert!(!burst, "two seconds and a half are a moment");
     }
 
     #[test]
