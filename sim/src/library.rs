@@ -60,6 +60,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("sick-one", include_str!("../scenarios/sick-one.toml")),
     ("signal-lies", include_str!("../scenarios/signal-lies.toml")),
     ("signals", include_str!("../scenarios/signals.toml")),
+    ("slow-few", include_str!("../scenarios/slow-few.toml")),
     ("slow-machines", include_str!("../scenarios/slow-machines.toml")),
     ("slow-node", include_str!("../scenarios/slow-node.toml")),
     ("slow-one", include_str!("../scenarios/slow-one.toml")),

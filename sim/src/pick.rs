@@ -29,7 +29,9 @@ impl FromStr for Pick {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let fault = || {
-            format!("`{text}` names no hosts: use all, half, third, seeds, rest, `random 3`, `in eu-1`, or indices like `0,2,5-7`")
+            format!(
+                "`{text}` names no hosts: use all, half, third, seeds, rest, `random 3`, `in eu-1`, or indices like `0,2,5-7`"
+            )
         };
         match text {
             "all" => return Ok(Self::All),

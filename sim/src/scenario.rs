@@ -191,7 +191,10 @@ impl Mesh {
             let file = toml::Table::from_iter([("routing".to_owned(), toml::Value::Table(self.routing.clone()))]);
             let config = config::resolve("mesh", &file.to_string(), &BTreeMap::new(), &Vec::new());
             let config = config.map_err(|faults| {
-                faults.iter().map(|fault| format!("mesh.{}: {}; {}", fault.key, fault.reason, fault.cure)).collect::<Vec<_>>()
+                faults
+                    .iter()
+                    .map(|fault| format!("mesh.{}: {}; {}", fault.key, fault.reason, fault.cure))
+                    .collect::<Vec<_>>()
             })?;
             rules = Routing { most_in_flight: rules.most_in_flight, ..Routing::clone(&config.routing) };
         }

@@ -49,7 +49,12 @@ impl Invariant for Check {
 }
 
 /// Whether the shares of the near ones have changed in such a way that a key may go from one place to another.
-fn may_go(host: &Host, (was, is): (&LaneView, &LaneView), from: (&ServiceView, &str), to: (&ServiceView, &str)) -> bool {
+fn may_go(
+    host: &Host,
+    (was, is): (&LaneView, &LaneView),
+    from: (&ServiceView, &str),
+    to: (&ServiceView, &str),
+) -> bool {
     let shares = |lane: &LaneView| lane.near.iter().map(|near| near.share).collect::<Vec<_>>();
     let (before, after) = (shares(was), shares(is));
     if before.len() != after.len() {

@@ -34,6 +34,7 @@ mod safe_requests_succeed;
 mod selectors_hold;
 mod sent_as_often_as_it_may;
 mod shares_follow_weights;
+mod slow_are_left;
 mod takeover_keeps_room;
 mod unwell_judge_nobody;
 mod view_follows;
@@ -177,6 +178,7 @@ pub const ALL: &[(&str, &str)] = &[
     (selectors_hold::NAME, selectors_hold::DOC),
     (pins_hold::NAME, pins_hold::DOC),
     (near_first::NAME, near_first::DOC),
+    (slow_are_left::NAME, slow_are_left::DOC),
     (
         "node-rests",
         "A node's timers never come up more than 2,000 times in one virtual second: a deadline in the past that stays there would be a loop without an end in life.",
@@ -231,6 +233,7 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(selectors_hold::Check),
         Box::new(pins_hold::Check),
         Box::new(near_first::Check),
+        Box::new(slow_are_left::Check::default()),
     ];
     all.into_iter().filter(|check| !scenario.allow.contains_key(check.name())).collect()
 }

@@ -51,7 +51,14 @@ impl Invariant for Check {
                 let record = &view.instances[usize::from(*nearer)].record;
                 let text = format!(
                     "{} in {} sends {subject} of {} {} to {} in {}, past {} in {}",
-                    host.id, host.locality.zone, view.name, lane.name, chosen.record.id, chosen.record.zone, record.id, record.zone
+                    host.id,
+                    host.locality.zone,
+                    view.name,
+                    lane.name,
+                    chosen.record.id,
+                    chosen.record.zone,
+                    record.id,
+                    record.zone
                 );
                 return found.add(NAME, text);
             }
@@ -74,8 +81,10 @@ impl Range {
     /// Whether what is healthy here is 5/7 of what a zone or region has of the lane on average, and a little more, so that no rounding
     /// matters.
     fn is_enough(self, host: &Host, lane: &str, instances: &[InstanceEntry]) -> bool {
-        let gone = [Exclusion::OtherEnv, Exclusion::OtherRegion, Exclusion::OwnerLeft, Exclusion::DuplicateId].map(Some);
-        let known = || instances.iter().filter(|entry| entry.record.lane.as_str() == lane && !gone.contains(&entry.excluded));
+        let gone =
+            [Exclusion::OtherEnv, Exclusion::OtherRegion, Exclusion::OwnerLeft, Exclusion::DuplicateId].map(Some);
+        let known =
+            || instances.iter().filter(|entry| entry.record.lane.as_str() == lane && !gone.contains(&entry.excluded));
         let place = |entry: &InstanceEntry| match self {
             Self::Zone => (entry.record.region.to_string(), entry.record.zone.to_string()),
             Self::Region => (entry.record.region.to_string(), String::new()),

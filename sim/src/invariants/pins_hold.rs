@@ -30,7 +30,8 @@ impl Invariant for Check {
             return;
         }
         let passed = |at: u16| decision.skipped.iter().any(|skipped| skipped.instance == at);
-        let missed = lane.members.iter().copied().find(|at| is_named(*at) && (!passed(*at) || long_well(world, view, *at)));
+        let missed =
+            lane.members.iter().copied().find(|at| is_named(*at) && (!passed(*at) || long_well(world, view, *at)));
         if let Some(missed) = missed {
             let record = |at: u16| &view.instances[usize::from(at)].record;
             let text = format!(

@@ -41,7 +41,8 @@ impl Invariant for Check {
             }
             if *least <= *most {
                 let (user, service) = (flight.user, &view.name);
-                let text = format!("user {user} of {service} was in {lane} at {least} basis points and is out at {most}");
+                let text =
+                    format!("user {user} of {service} was in {lane} at {least} basis points and is out at {most}");
                 found.add(NAME, text);
             }
         }

@@ -111,13 +111,13 @@ fn candidate(
     };
     let mut apps = hosts.flat_map(|host| host.apps.iter().map(move |app| (host, app)));
     apps.find(|(host, app)| {
-            app.service == service
-                && wanted.is_none_or(|wanted| is_of(host, app, wanted))
-                && app.drained.is_none()
-                && app.weight > 0
-                && app.well_since.is_some_and(|well| well + SPREAD <= since)
-        })
-        .map(|(_, app)| app.id.to_string())
+        app.service == service
+            && wanted.is_none_or(|wanted| is_of(host, app, wanted))
+            && app.drained.is_none()
+            && app.weight > 0
+            && app.well_since.is_some_and(|well| well + SPREAD <= since)
+    })
+    .map(|(_, app)| app.id.to_string())
 }
 
 const SPREAD: Time = 10 * SECOND;

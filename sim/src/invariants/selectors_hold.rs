@@ -32,12 +32,16 @@ impl Invariant for Check {
     fn tried(&mut self, world: &World, Try { flight, entry, .. }: &Try<'_>, found: &mut Findings) {
         let Some(view) = flight.snapshot.service(world.services[flight.service].as_str()) else { return };
         let policy = view.policy.as_ref().map(|compiled| &*compiled.policy);
-        let (Some(lane), Some(served)) = (lane_of(world, &entry.record, policy), flight.decision.served_lane(view)) else {
+        let (Some(lane), Some(served)) = (lane_of(world, &entry.record, policy), flight.decision.served_lane(view))
+        else {
             return;
         };
         if lane != served.name.as_str() {
             let (id, version) = (&entry.record.id, &entry.record.version);
-            found.add(NAME, format!("a request of {} {} goes to {id} ({version}), which serves {lane}", view.name, served.name));
+            found.add(
+                NAME,
+                format!("a request of {} {} goes to {id} ({version}), which serves {lane}", view.name, served.name),
+            );
         }
     }
 }
