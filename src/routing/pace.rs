@@ -92,6 +92,11 @@ impl Usual {
         Self { micros: u32::try_from(took.as_micros()).unwrap_or(u32::MAX), ..self }
     }
 
+    /// Whether it is the longer of two.
+    pub(super) const fn is_slower(self, other: Self) -> bool {
+        self.micros > other.micros
+    }
+
     /// Whether one instance's is `times` as long as its lane's, by enough answers and by more than a moment.
     pub(super) fn is_slow(self, lane: Self, times: u32) -> bool {
         self.is_enough()
@@ -215,19 +220,20 @@ mod tests {
     /// One request a second: the median alone would take half a minute, with the answers that it needs before it says anything.
     #[test]
     fn one_of_which_little_is_asked_is_kept_away_within_seconds() {
-        let snapshot = snapshot(Some(4));
-        let service = snapshot.service("orders").unwrap();
-        play(&snapshot, ms(3), 300, NOW);
-        let cell = &service.instances[1].cell;
-        let answers = |took: &[u64], from: Mono| {
-            let seconds = (0_u64..).zip(took);
-            seconds.map(|(second, took)| cell.is_slow(ms(*took), 4, from + ms(second * 1_000))).collect::<Vec<_>>()
+        // Positions of the answers that say so: of these, so many milliseconds apart.
+        let said = |took: &[u64], apart: u64| {
+            let snapshot = snapshot(Some(4));
+            play(&snapshot, ms(3), 300, NOW);
+            let cell = &snapshot.service("orders").unwrap().instances[1].cell;
+            let times = (1..).map(|n| NOW + ms(1_000 + apart * n));
+            let says = times.zip(took).map(|(at, took)| cell.is_slow(ms(*took), 4, at));
+            (1..).zip(says).filter_map(|(place, says)| says.then_some(place)).collect::<Vec<usize>>()
         };
-        let late = [3, 30, 30, 30, 30, 30];
-        assert!(!answers(&[late, late, late].concat(), NOW + ms(1_000)).contains(&true), "one quick one in between");
-        assert_eq!(answers(&[3, 30, 30, 30, 30, 30, 30], NOW + ms(100_000)).iter().position(|slow| *slow), Some(6));
-        let burst = (0..50).any(|n| cell.is_slow(ms(if n == 0 { 3 } else { 30 }), 40, NOW + ms(200_000 + n * 50)));
-        assert!(!burst, "two seconds and a half are a moment");
+        const NONE: [usize; 0] = [];
+        assert_eq!(said(&[30; 7], 1_000), [6, 7]);
+        assert_eq!(said(&[30, 30, 30, 30, 30, 3, 30, 30, 30, 30, 30], 1_000), NONE, "one quick one in between");
+        assert_eq!(said(&[30; 8], 300), NONE, "two seconds are a moment");
+        assert_eq!(said(&[9; 60], 1_000), NONE, "three times as slow");
     }
 
     #[test]

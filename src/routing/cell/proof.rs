@@ -72,13 +72,15 @@ impl InstanceCell {
     /// An answer took so long: whether the instance has become `times` as slow as its lane.
     pub(in crate::routing) fn is_slow(&self, took: Duration, times: u32, now: Mono) -> bool {
         let lane = self.load.pace.note(took, LANE);
-        let usually = self.counts.0.pace.note(took, OWN).is_slow(lane, times);
-        let lately = self.is_slow_in_a_row(Usual::of(took).is_slow(lane, times), now);
-        if lately && !usually {
-            // What it took before says nothing any more.
+        let (own, this) = (self.counts.0.pace.note(took, OWN), Usual::of(took));
+        let lately = self.is_slow_in_a_row(this.is_slow(lane, times), now);
+        let slow = own.is_slow(lane, times) || lately;
+        if slow && this.is_slower(own) {
+            // What it took before says nothing any more; and a median that has just come to the limit would be below it again with the
+            // lane's next answers, and the next try would be taken for a recovery.
             self.counts.0.pace.replace(took);
         }
-        usually || lately
+        slow
     }
 
     /// Where one answer in a second is slow, a median takes long to follow: so [`ROW`] of them without a quick one count as well, if they
