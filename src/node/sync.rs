@@ -16,6 +16,9 @@ use crate::{
 const MISMATCH_LASTS: Duration = Duration::from_millis(1000);
 /// At most one sync in this time because of mismatches.
 const BETWEEN: Duration = Duration::from_millis(1000);
+/// How long it must last, and how much must lie between two such syncs, while a split ends: many things are said at once, some of it
+/// misses some, and users wait for it.
+const WHILE_HEALING: Duration = Duration::from_millis(250);
 /// Shortest time between syncs with a random peer when nothing seems wrong.
 const IDLE_LEAST: Duration = Duration::from_secs(10);
 /// Longest.
@@ -112,8 +115,10 @@ impl Node {
             return;
         }
         let since = *self.syncs.mismatch.get_or_insert(now.mono);
-        let rested = self.syncs.last.is_none_or(|last| now.mono.since(last) >= BETWEEN);
-        if now.mono.since(since) >= MISMATCH_LASTS && rested {
+        let healing = self.membership.is_healing(now.mono);
+        let (lasts, between) = if healing { (WHILE_HEALING, WHILE_HEALING) } else { (MISMATCH_LASTS, BETWEEN) };
+        let rested = self.syncs.last.is_none_or(|last| now.mono.since(last) >= between);
+        if now.mono.since(since) >= lasts && rested {
             self.syncs.mismatch = Some(now.mono);
             self.open_sync(now, from);
         }

@@ -86,6 +86,7 @@ impl Membership {
         }
         if was_down {
             self.tallies.revived += 1;
+            self.note_lifted(now);
         } else {
             self.tallies.refuted += 1;
         }

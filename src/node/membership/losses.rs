@@ -26,6 +26,8 @@ pub(super) struct Losses {
     sweeps: u64,
     bulk: Vec<Statement>,
     pub(super) healing: bool,
+    /// When deaths began to be lifted lately, and how many were since.
+    lifted: Option<(Mono, usize)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +73,17 @@ impl Membership {
     /// Whether that is so of anybody.
     pub fn lost_any_lately(&self, now: Mono) -> bool {
         self.losses.since.values().any(|loss| now.since(loss.at) < self.config.mass_window)
+    }
+
+    /// Whether many deaths are being lifted: a split has just ended, and views differ by more than what is under way.
+    pub fn is_healing(&self, now: Mono) -> bool {
+        self.losses.lifted.is_some_and(|(since, lifted)| lifted >= LEAST && now.since(since) < HEALS)
+    }
+
+    /// A member held dead has refuted.
+    pub(super) fn note_lifted(&mut self, now: Mono) {
+        let lately = self.losses.lifted.filter(|(since, _)| now.since(*since) < HEALS);
+        self.losses.lifted = Some(lately.map_or((now, 1), |(since, lifted)| (since, lifted + 1)));
     }
 
     /// Many of one service went: they are a last resort, however large the rest of the mesh is.
@@ -164,6 +177,8 @@ const LEAST: usize = 3;
 const MASS: usize = 30;
 /// And ends at this one.
 const MASS_ENDS: usize = 15;
+/// How long after its first sign a split that ends is taken to be ending.
+const HEALS: Duration = Duration::from_secs(5);
 /// Everybody is asked when one in so many went in a moment.
 const SWEEP_SHARE: usize = 20;
 /// How long an own accusation waits for others to be told with.

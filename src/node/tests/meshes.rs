@@ -145,6 +145,21 @@ fn a_policy_set_anywhere_reaches_everybody_and_a_rollback_wins() {
     assert!(world.run_until(10 * SECOND, |w| holds(w, true)).is_some());
 }
 
+/// What one of them misses of all that is said at once is not left to the next second.
+#[test]
+fn halves_that_meet_again_are_whole_within_a_second() {
+    for seed in 1..6 {
+        let mut world = World::mesh(40, seed);
+        world.run(2 * SECOND);
+        world.split_at(Some(20));
+        world.run(10 * SECOND + ms(130 * seed));
+        assert!(!world.converged(), "both halves hold the other dead");
+        world.set_loss(0.1);
+        world.split_at(None);
+        assert!(world.run_until(SECOND, World::converged).is_some(), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_glance_is_enough_where_both_hold_the_same_and_leads_to_what_differs() {
     let mut world = World::mesh(3, 64);
