@@ -49,7 +49,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         link,
         ..Mesh::default()
     };
-    let (mesh, selects) = places(mesh, seed);
+    let mut mesh = places(mesh, seed);
     let kinds = chance.some(KINDS, 2 + chance.clone().below(4));
     let mut step = Vec::new();
     // As the swarm has it, a fault every 8 to 40 s.
@@ -66,9 +66,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         step.extend(first);
         t += chance.waiting(1.0 / mean);
     }
-    if selects {
-        select(&mut step, seed);
-    }
+    select(&mut mesh, &mut step, seed);
     Scenario {
         name: format!("swarm-{seed}"),
         about: "drawn by `swarm`".into(),
@@ -82,11 +80,10 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
     }
 }
 
-/// Some seeds have several regions and ask near ones first, some pin a user, some tell lanes by rack: the last is told. By a chance
-/// of its own, so that the histories of all others stay what they were.
-fn places(mesh: Mesh, seed: u64) -> (Mesh, bool) {
+/// Some seeds have several regions and ask near ones first, some pin a user. By a chance of its own, so that the histories of all others
+/// stay what they were.
+fn places(mut mesh: Mesh, seed: u64) -> Mesh {
     let mut chance = Chance::of(seed, &[SWARM, PLACES]);
-    let mut mesh = mesh;
     if chance.hits(0.15) {
         (mesh.regions, mesh.zones) = (2 + chance.below(2) as u32, 1 + chance.below(3) as u32);
         mesh.routing.insert("prefer_zone".into(), true.into());
@@ -97,15 +94,18 @@ fn places(mesh: Mesh, seed: u64) -> (Mesh, bool) {
         let pin = format!("user-{}={service}-{host}", chance.below(mesh.users as usize));
         mesh.routing.insert("pin".into(), vec![pin].into());
     }
-    let selects = chance.hits(0.15);
-    mesh.racks = if selects { 2 + chance.below(4) as u32 } else { 0 };
-    (mesh, selects)
+    mesh
 }
 
-/// Gives the changes of policies a selector each, or takes it away.
-fn select(steps: &mut [Step], seed: u64) {
-    for (at, step) in (0..).zip(steps).filter(|(_, step)| step.act.0 == Do::Policy) {
-        let mut chance = Chance::of(seed, &[SWARM, SELECTORS, at]);
+/// In some seeds each change of a policy gives its lane a selector, or takes it away.
+fn select(mesh: &mut Mesh, steps: &mut [Step], seed: u64) {
+    let mut chance = Chance::of(seed, &[SWARM, SELECTORS]);
+    let mut changes = steps.iter_mut().filter(|step| step.act.0 == Do::Policy).peekable();
+    if changes.peek().is_none() || !chance.hits(0.3) {
+        return;
+    }
+    mesh.racks = 2 + chance.below(4) as u32;
+    for step in changes {
         let traits = [vec!["tag:rack=r0"], vec!["tag:rack=r1", "version:v*"], vec!["version:v2"], vec![]];
         step.select = chance.pick(&traits).map(|traits| traits.iter().map(|one| (*one).to_owned()).collect());
     }

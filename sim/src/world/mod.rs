@@ -7,6 +7,7 @@ mod boot;
 mod faults;
 mod lies;
 mod oracle;
+mod orders;
 mod real;
 mod signals;
 mod traffic;
