@@ -39,6 +39,7 @@ mod suspicion;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod unheard;
 mod why;
 
 use std::{
@@ -65,6 +66,7 @@ use self::{
     refute::Refutation,
     roster::{ME, Roster, Slot},
     timers::{Timer, Timers},
+    unheard::Unheard,
 };
 use crate::{
     types::{MemberState, Mono, NodeId, Planted, Trust},
@@ -88,6 +90,7 @@ pub struct Membership {
     confirms: Confirms,
     health: OwnHealth,
     refutation: Refutation,
+    unheard: Unheard,
     losses: Losses,
     accused: Accused,
     tallies: Tallies,
@@ -138,6 +141,7 @@ impl Membership {
             confirms: Confirms::new(seed),
             health: OwnHealth::default(),
             refutation: Refutation::default(),
+            unheard: Unheard::new(now),
             losses: Losses::default(),
             accused: Accused::default(),
             tallies: Tallies::default(),
@@ -236,6 +240,9 @@ impl Membership {
             }
             _ => {}
         }
+        if matches!(ctl, Ctl::Ack { .. } | Ctl::Here) {
+            self.is_heard(now);
+        }
         let slot = self.roster.slot(from).filter(|slot| *slot != ME && self.roster.get(*slot).is_active());
         let Some(slot) = slot else { return };
         match ctl {
@@ -256,6 +263,7 @@ impl Membership {
     pub fn heard(&mut self, now: Mono, from: &NodeId) {
         self.enter(now);
         let Some(slot) = self.roster.slot(from).filter(|slot| *slot != ME) else { return };
+        self.hears(now, slot);
         match self.roster.get(slot).state {
             MemberState::Left => {}
             MemberState::Down => self.heard_condemned(now, slot),
@@ -450,6 +458,7 @@ impl Membership {
     /// An ack to foca's ping: only one in time is a sign of this node's health.
     fn acked(&mut self, now: Mono, from: Slot, probe: Probe) {
         let Probe::Ack(number) = probe else { return };
+        self.is_heard(now);
         let Some(ping) = self.ping.as_mut().filter(|ping| ping.to.slot == from && ping.number == number) else {
             return;
         };

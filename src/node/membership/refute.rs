@@ -2,7 +2,9 @@
 //!
 //! A lone private accuser is answered alone and costs nothing. A second distinct one within a few seconds, or anybody
 //! that holds this node dead, costs an incarnation: a signed `Alive` that lifts what is held against the lower one.
-//! At most two of those a second, and none for a life that is not the present one.
+//! At most two of those a second, none for a life that is not the present one, and none while nobody hears it (`unheard`).
+
+use std::time::Duration;
 
 use super::{Accusers, Action, Membership, roster::ME, timers::Timer};
 use crate::{
@@ -16,6 +18,8 @@ pub(super) struct Refutation {
     accusers: Accusers,
     last: Option<Mono>,
     pending: Option<Flood>,
+    /// When that is due.
+    due: Mono,
     /// The newest own `Alive`.
     pub(super) statement: Option<Statement>,
 }
@@ -61,28 +65,35 @@ impl Membership {
             return;
         }
         let gap = self.config.refute_gap;
-        let wait = self.refutation.last.map_or(gap, |last| now.since(last));
-        if wait >= gap {
+        let since = self.refutation.last.map_or(gap, |last| now.since(last));
+        let waiting = self.refutation.pending;
+        let wait = if waiting.is_some() { Duration::ZERO } else { self.refutes_in(now).max(gap.saturating_sub(since)) };
+        if waiting.is_none() && wait.is_zero() {
             return self.refute(now, flood, trust);
         }
-        let waiting = self.refutation.pending.replace(Flood(flood));
-        if let Some(Flood(true)) = waiting {
-            self.refutation.pending = waiting;
-        }
+        self.refutation.pending = Some(Flood(flood || waiting == Some(Flood(true))));
         if waiting.is_none() {
-            self.timers.set(now, gap - wait, Timer::Refute);
+            self.refute_in(now, wait);
         }
+    }
+
+    /// Looks again then, and not before.
+    pub(super) fn refute_in(&mut self, now: Mono, wait: Duration) {
+        self.refutation.due = now + wait;
+        self.timers.set(now, wait, Timer::Refute);
     }
 
     /// This process stood still: peers may hold anything of it by now.
     pub(super) fn refute_soon(&mut self, now: Mono) {
         self.refutation.pending = Some(Flood(true));
-        self.timers.set(now, std::time::Duration::ZERO, Timer::Refute);
+        self.refute_in(now, Duration::ZERO);
     }
 
     pub(super) fn refute_pending(&mut self, now: Mono, trust: &dyn Trust) {
-        if let Some(Flood(flood)) = self.refutation.pending.take() {
-            self.refute(now, flood, trust);
+        let Some(Flood(flood)) = self.refutation.pending.filter(|_| now >= self.refutation.due) else { return };
+        match self.refutes_in(now) {
+            Duration::ZERO => self.refute(now, flood, trust),
+            wait => self.refute_in(now, wait),
         }
     }
 

@@ -190,6 +190,42 @@ fn a_flapping_member_is_held_down_but_a_restart_of_it_is_not() {
     assert!(world.nodes[0].m.life(&name(3)).unwrap().1 <= held.1 + 1);
 }
 
+/// Its way out is cut every 20 s for 20 s. It leaves once and comes back once, after the last time.
+#[test]
+fn a_member_whose_way_out_comes_and_goes_is_buried_once_and_taken_back_when_that_ends() {
+    let mut world = World::new(20, 21);
+    let way_out: Vec<_> = (0..20).filter(|to| *to != 3).map(|to| (3, to)).collect();
+    for round in 0..4 {
+        world.cut.extend(way_out.iter().copied());
+        world.run(ms(20_000));
+        assert!(world.all_hold(3, Down), "round {round}");
+        world.cut.clear();
+        world.run(ms(20_000));
+        assert!(world.all_hold(3, Down), "round {round}: it waits until it has been heard for longer than this");
+    }
+    let taken = world.until(ms(30_000), World::whole).expect("taken back");
+    assert!((ms(8_000)..=ms(12_000)).contains(&taken), "{taken:?}: 30 s after it could be heard again");
+}
+
+/// Shorter than a verdict takes, or both ways: then it is back at once.
+#[test]
+fn a_short_silence_of_the_way_out_and_a_split_are_no_reason_to_wait() {
+    let way_out = || (0..20).filter(|to| *to != 3).map(|to| (3, to));
+    let mut world = World::new(20, 22);
+    world.cut.extend(way_out());
+    world.run(ms(2_000));
+    world.cut.clear();
+    let back = world.until(ms(5_000), World::whole).expect("trusted again");
+    assert!(back <= ms(500), "{back:?}");
+    let mut world = World::new(20, 23);
+    world.cut.extend(way_out().flat_map(|(from, to)| [(from, to), (to, from)]));
+    world.run(ms(20_000));
+    assert!(world.all_hold(3, Down));
+    world.cut.clear();
+    let back = world.until(ms(5_000), World::whole).expect("taken back");
+    assert!(back <= ms(2_000), "{back:?}");
+}
+
 #[test]
 fn a_slow_node_harms_nobody() {
     let mut world = World::new(20, 5);
