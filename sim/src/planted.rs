@@ -133,6 +133,9 @@ const LONG: &[&str] = &[
     "c11-forgotten",
     "testers",
     "dead-canary",
+    "selectors",
+    "pins",
+    "regions",
 ];
 /// Seeds after the kept one that are tried before a fault counts as not caught.
 const NEAR: u64 = 12;

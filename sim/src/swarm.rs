@@ -49,6 +49,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         link,
         ..Mesh::default()
     };
+    let mut mesh = places(mesh, seed);
     let kinds = chance.some(KINDS, 2 + chance.clone().below(4));
     let mut step = Vec::new();
     // As the swarm has it, a fault every 8 to 40 s.
@@ -65,6 +66,7 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
         step.extend(first);
         t += chance.waiting(1.0 / mean);
     }
+    select(&mut mesh, &mut step, seed);
     Scenario {
         name: format!("swarm-{seed}"),
         about: "drawn by `swarm`".into(),
@@ -78,11 +80,42 @@ pub fn draw(seed: u64, size: Size) -> Scenario {
     }
 }
 
+/// Some seeds have several regions and ask near ones first, some pin a user. By a chance of its own, so that the histories of all others
+/// stay what they were.
+fn places(mut mesh: Mesh, seed: u64) -> Mesh {
+    let mut chance = Chance::of(seed, &[SWARM, PLACES]);
+    if chance.hits(0.15) {
+        (mesh.regions, mesh.zones) = (2 + chance.below(2) as u32, 1 + chance.below(3) as u32);
+        mesh.routing.insert("prefer_zone".into(), true.into());
+    }
+    if chance.hits(0.1) {
+        let host = chance.below(mesh.nodes as usize);
+        let service = NAMES[host % mesh.services as usize];
+        let pin = format!("user-{}={service}-{host}", chance.below(mesh.users as usize));
+        mesh.routing.insert("pin".into(), vec![pin].into());
+    }
+    mesh
+}
+
+/// In some seeds each change of a policy gives its lane a selector, or takes it away.
+fn select(mesh: &mut Mesh, steps: &mut [Step], seed: u64) {
+    let mut chance = Chance::of(seed, &[SWARM, SELECTORS]);
+    let mut changes = steps.iter_mut().filter(|step| step.act.0 == Do::Policy).peekable();
+    if changes.peek().is_none() || !chance.hits(0.3) {
+        return;
+    }
+    mesh.racks = 2 + chance.below(4) as u32;
+    for step in changes {
+        let traits = [vec!["tag:rack=r0"], vec!["tag:rack=r1", "version:v*"], vec!["version:v2"], vec![]];
+        step.select = chance.pick(&traits).map(|traits| traits.iter().map(|one| (*one).to_owned()).collect());
+    }
+}
+
 fn one(t: f64, kind: Do, services: u32, chance: &mut Chance) -> Option<Step> {
     let round = |value: f64| (value * 100.0).round() / 100.0;
     let few = format!("random {}", [1, 1, 1, 2, 3][chance.below(5)]);
     let lasts = Some(round(chance.waiting(1.0 / 15.0).clamp(0.2, 60.0)));
-    let service = Some(["orders", "users", "carts"][chance.below(services as usize)].to_owned());
+    let service = Some(NAMES[chance.below(services as usize)].to_owned());
     let step = Step { t, act: Act(kind), nodes: Some(few), lasts, ..Step::default() };
     let address = if chance.hits(0.3) { "new" } else { "same" };
     let disk = Some(!chance.hits(0.3));
@@ -179,7 +212,11 @@ const KINDS: &[Do] = &[
     Do::Drift,
     Do::Withdraw,
 ];
+/// Services of a drawn mesh: one, two or three.
+const NAMES: [&str; 3] = ["orders", "users", "carts"];
 const SWARM: u64 = 50;
+const PLACES: u64 = 1;
+const SELECTORS: u64 = 2;
 /// Share of those who crash or leave that never come back.
 const FOR_GOOD: f64 = 0.2;
 
@@ -189,14 +226,18 @@ mod tests {
 
     #[test]
     fn every_seed_draws_a_scenario_that_reads_the_same() {
-        let mut drawn = std::collections::BTreeSet::new();
+        let (mut drawn, mut kinds) = (std::collections::BTreeSet::new(), (0, 0, 0));
         for seed in 1..200 {
             let scenario = draw(seed, Size { nodes: 20, minutes: 5.0 });
             scenario.check().unwrap();
             let text = scenario.to_toml();
             assert_eq!(Scenario::parse(&text).unwrap(), scenario, "{text}");
             drawn.insert(text);
+            kinds.0 += u32::from(scenario.mesh.regions > 1);
+            kinds.1 += u32::from(scenario.mesh.routing.contains_key("pin"));
+            kinds.2 += u32::from(scenario.step.iter().any(|step| step.select.is_some()));
         }
         assert_eq!(drawn.len(), 199);
+        assert!(kinds.0 > 10 && kinds.1 > 5 && kinds.2 > 5 && kinds.0 + kinds.1 + kinds.2 < 150, "{kinds:?}");
     }
 }

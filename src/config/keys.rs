@@ -243,7 +243,8 @@ pub(super) const KEYS: &[Key] = keys! {
             "After a successful try, the time in which its users come back: a tenth of them at once, the rest evenly.";
         "breaker_slow" Whole(2, 1_000), Unset("5", "slowness is no failure"),
             "An instance whose answers usually take so many times what its lane's usually take (and 5ms more) is kept away like one that \
-             fails, and comes back when its answer to a try is not as slow any more. For services whose keys cost about the same; where they do not, an instance may be slow for its keys' sake.";
+             fails, and comes back when its answer to a try is not as slow any more. Six such answers in a row, over 3s or more, \
+             say as much where few are asked for. For services whose keys cost about the same; where they do not, an instance may be slow for its keys' sake.";
         "breaker_max_share" Share, Is("0.5"),
             "Largest share of a lane's instances that breakers keep away at a time. One instance always stays. An instance that \
              may not be kept away is used as it is, and counted. While others serve, instances that are proved to have nothing to give \

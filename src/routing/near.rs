@@ -259,6 +259,16 @@ mod tests {
         }
     }
 
+    /// It was the whole region's share that counted then, and users left a zone in which nothing had changed.
+    #[test]
+    fn a_zone_that_is_left_alone_in_its_region_keeps_its_users() {
+        let mut table = zones(&[["eu-1"; 4].as_slice(), ["eu-2"; 8].as_slice()].concat(), 4);
+        (4..12).for_each(|at| edit(&mut table, &format!("a{at}"), |record| record.health = Health::Critical));
+        let own =
+            |record: &crate::types::InstanceRecord| record.zone.as_str() == "eu-1" && record.region.as_str() == "eu";
+        assert_eq!(served(&near(&table), own).len(), 2_000);
+    }
+
     proptest! {
         /// Whatever the places: every candidate comes once, own zone, region and the rest in that order for keys that stay.
         #[test]

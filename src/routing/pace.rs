@@ -5,6 +5,7 @@
 //! What is usual is a running median: every answer moves it by a fixed part towards itself, whatever it took, so that a few very slow
 //! ones, or one instance of many, hardly count. Frugal streaming (Ma, Muthukrishnan, Sandler 2013) with steps in proportion.
 //! Where steps up are longer than those down, it settles at a higher quantile instead of the median.
+//! Where little is asked for, a few slow answers in a row say as much (see `cell::proof`).
 //! Times are up to the response's head. Slowness is off unless asked for: where keys differ much in what they cost, an instance can be slow for
 //! its keys' sake.
 
@@ -64,12 +65,23 @@ impl Pace {
         usual.is_enough().then(|| Duration::from_micros(usual.micros.into()))
     }
 
+    /// From now on it says this, as if enough answers had taken that long.
+    pub(super) fn replace(&self, took: Duration) {
+        let Usual { answers, micros } = Usual::of(took);
+        self.0.store(u64::from(answers) << 32 | u64::from(micros), Relaxed);
+    }
+
     pub(super) fn forget(&self) {
         self.0.store(0, Relaxed);
     }
 }
 
 impl Usual {
+    /// If enough answers had taken that long.
+    pub(super) fn of(took: Duration) -> Self {
+        Self { answers: ENOUGH, micros: 0 }.taking(took)
+    }
+
     /// Whether there were enough answers to say something.
     pub(super) const fn is_enough(self) -> bool {
         self.answers >= ENOUGH
@@ -78,6 +90,11 @@ impl Usual {
     /// If all of them had taken that long.
     pub(super) fn taking(self, took: Duration) -> Self {
         Self { micros: u32::try_from(took.as_micros()).unwrap_or(u32::MAX), ..self }
+    }
+
+    /// Whether it is the longer of two.
+    pub(super) const fn is_slower(self, other: Self) -> bool {
+        self.micros > other.micros
     }
 
     /// Whether one instance's is `times` as long as its lane's, by enough answers and by more than a moment.
@@ -198,6 +215,25 @@ mod tests {
         (0..200)
             .for_each(|n| _ = play(&snapshot, ms(if n % 5 == 0 { 300 } else { 3 }), 20, NOW + ms(150_000 + n * 20)));
         assert_eq!(service.state.breakers().opened, 1);
+    }
+
+    /// One request a second: the median alone would take half a minute, with the answers that it needs before it says anything.
+    #[test]
+    fn one_of_which_little_is_asked_is_kept_away_within_seconds() {
+        // Positions of the answers that say so: of these, so many milliseconds apart.
+        let said = |took: &[u64], apart: u64| {
+            let snapshot = snapshot(Some(4));
+            play(&snapshot, ms(3), 300, NOW);
+            let cell = &snapshot.service("orders").unwrap().instances[1].cell;
+            let times = (1..).map(|n| NOW + ms(1_000 + apart * n));
+            let says = times.zip(took).map(|(at, took)| cell.is_slow(ms(*took), 4, at));
+            (1..).zip(says).filter_map(|(place, says)| says.then_some(place)).collect::<Vec<usize>>()
+        };
+        const NONE: [usize; 0] = [];
+        assert_eq!(said(&[30; 7], 1_000), [6, 7]);
+        assert_eq!(said(&[30, 30, 30, 30, 30, 3, 30, 30, 30, 30, 30], 1_000), NONE, "one quick one in between");
+        assert_eq!(said(&[30; 8], 300), NONE, "two seconds are a moment");
+        assert_eq!(said(&[9; 60], 1_000), NONE, "three times as slow");
     }
 
     #[test]

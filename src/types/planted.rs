@@ -82,6 +82,9 @@ faults! {
     RaiseMoves, "raise-moves", "A raise puts a lane's buckets elsewhere.";
     RollbackSameEpoch, "rollback-same-epoch", "A rollback does not begin a new epoch.";
     BucketsBeforeRules, "buckets-before-rules", "A subject in a lane's buckets goes there before the match rules are looked at.";
+    SelectorIgnored, "selector-ignored", "An instance serves the lane that it announces, whatever a selector says.";
+    RegionIgnored, "region-ignored", "Who leaves its zone goes anywhere in the lane, not to its region first.";
+    PinForgotten, "pin-forgotten", "A pinned key is an ordinary one once its instance was gone for a moment.";
     RoomIgnored, "room-ignored", "A lane takes all users of one that was lost, whether it has room for them or not.";
 }
 

@@ -1,13 +1,16 @@
 //! A change moves only the keys it must.
 
+use std::{cmp::Ordering, iter::zip};
+
 use lanemesh::routing::{LaneView, ServiceView, Snapshot, key_hash};
 
 use super::{Findings, Invariant};
-use crate::world::World;
+use crate::{host::Host, world::World};
 
 pub const NAME: &str = "few-keys-move";
 pub const DOC: &str = "When a view is replaced, a key of a lane gets another owner only if its old owner is no longer a candidate \
-or has another weight, or its new owner was none before or had another weight (REQUIREMENTS R2).";
+or has another weight, or its new owner was none before or had another weight (REQUIREMENTS R2). Where near ones are preferred, a key also \
+leaves for farther ones when the share that stays near has shrunk, and comes back when it has grown (R7).";
 
 pub struct Check;
 
@@ -31,6 +34,7 @@ impl Invariant for Check {
                     if from.0 != to.0
                         && weight(new, lane, from.0) == Some(from.1)
                         && weight(old, was, to.0) == Some(to.1)
+                        && !may_go(&world.hosts[host as usize], (was, lane), (old, from.0), (new, to.0))
                     {
                         let text = format!(
                             "{}: a key of {} moves from {} to {}, neither of which changed",
@@ -41,6 +45,38 @@ impl Invariant for Check {
                 }
             }
         }
+    }
+}
+
+/// Whether the shares of the near ones have changed in such a way that a key may go from one place to another.
+fn may_go(
+    host: &Host,
+    (was, is): (&LaneView, &LaneView),
+    from: (&ServiceView, &str),
+    to: (&ServiceView, &str),
+) -> bool {
+    let shares = |lane: &LaneView| lane.near.iter().map(|near| near.share).collect::<Vec<_>>();
+    let (before, after) = (shares(was), shares(is));
+    if before.len() != after.len() {
+        // A place has its last instance no more, or its first.
+        return true;
+    }
+    let (shrank, grew) = (zip(&before, &after).any(|(b, a)| a < b), zip(&before, &after).any(|(b, a)| a > b));
+    match distance(host, to).cmp(&distance(host, from)) {
+        Ordering::Greater => shrank,
+        Ordering::Less => grew,
+        Ordering::Equal => shrank || grew,
+    }
+}
+
+/// 0 in the own zone, 1 in the own region, 2 elsewhere.
+fn distance(host: &Host, (service, id): (&ServiceView, &str)) -> u8 {
+    let found = service.instances.iter().find(|entry| entry.record.id.as_str() == id && entry.excluded.is_none());
+    let here = &host.locality;
+    match found.map(|entry| (&entry.record.region, &entry.record.zone)) {
+        Some((region, zone)) if (region, zone) == (&here.region, &here.zone) => 0,
+        Some((region, _)) if *region == here.region => 1,
+        _ => 2,
     }
 }
 

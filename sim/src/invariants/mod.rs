@@ -16,12 +16,14 @@ mod lane_keeps;
 mod loads_ease;
 mod meshes_stay_apart;
 mod names_are_free;
+mod near_first;
 mod newcomers_meet_the_living;
 mod no_false_death;
 mod one_word_is_not_enough;
 mod only_listed_services;
 mod only_owners_words;
 mod other_instance_first;
+mod pins_hold;
 mod policy_spreads;
 mod raises_only_add;
 mod requests_end;
@@ -29,22 +31,27 @@ mod ring_is_pure;
 mod rollbacks_stand;
 mod rules_decide;
 mod safe_requests_succeed;
+mod selectors_hold;
 mod sent_as_often_as_it_may;
 mod shares_follow_weights;
+mod slow_are_left;
 mod takeover_keeps_room;
 mod unwell_judge_nobody;
 mod view_follows;
 mod views_converge;
 
+use std::collections::BTreeMap;
+
 use lanemesh::{
     routing::{InstanceEntry, Snapshot},
-    types::MemberState,
+    types::{InstanceRecord, LanePolicy, MemberState, Trait},
 };
 use serde::Serialize;
 
 pub use self::rollbacks_stand::Order;
 
 use crate::{
+    app::App,
     queue::{SECOND, Time},
     scenario::Scenario,
     world::{End, Flight, Target, World},
@@ -168,6 +175,10 @@ pub const ALL: &[(&str, &str)] = &[
     (connections_agree::NAME, connections_agree::DOC),
     (rules_decide::NAME, rules_decide::DOC),
     (takeover_keeps_room::NAME, takeover_keeps_room::DOC),
+    (selectors_hold::NAME, selectors_hold::DOC),
+    (pins_hold::NAME, pins_hold::DOC),
+    (near_first::NAME, near_first::DOC),
+    (slow_are_left::NAME, slow_are_left::DOC),
     (
         "node-rests",
         "A node's timers never come up more than 2,000 times in one virtual second: a deadline in the past that stays there would be a loop without an end in life.",
@@ -219,8 +230,30 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Invariant>> {
         Box::new(connections_agree::Check::default()),
         Box::new(rules_decide::Check),
         Box::new(takeover_keeps_room::Check::default()),
+        Box::new(selectors_hold::Check),
+        Box::new(pins_hold::Check),
+        Box::new(near_first::Check),
+        Box::new(slow_are_left::Check::default()),
     ];
     all.into_iter().filter(|check| !scenario.allow.contains_key(check.name())).collect()
+}
+
+/// The lane that a known instance serves under a policy, worked out here and not by the code under test: the first by name of whose
+/// selector it has every trait, else the one that it really announces.
+fn lane_of<'a>(world: &World, record: &InstanceRecord, policy: Option<&'a LanePolicy>) -> Option<&'a str> {
+    let host = &world.hosts[world.host_of(&record.owner)? as usize];
+    let app = host.apps.iter().find(|app| app.id == record.id)?;
+    Some(serves(app, &record.version.to_string(), &world.tags(host.index), policy))
+}
+
+/// The same, of an application that runs this version.
+fn serves<'a>(app: &App, version: &str, tags: &BTreeMap<String, String>, policy: Option<&'a LanePolicy>) -> &'a str {
+    let has = |one: &Trait| match one {
+        Trait::Version(wanted) => wanted.admits(version),
+        Trait::Tag(name, wanted) => tags.get(name).is_some_and(|value| wanted.admits(value)),
+    };
+    let taken = policy.and_then(|policy| policy.selectors.iter().find(|(_, traits)| traits.iter().all(has)));
+    taken.map_or(if app.canary { "canary" } else { "stable" }, |(lane, _)| lane.as_str())
 }
 
 /// Virtual seconds, for texts.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lanemesh::lanes::LaneReason;
+use lanemesh::{lanes::LaneReason, types::Lane};
 
 use super::{Findings, Invariant};
 use crate::world::{Flight, World};
@@ -11,10 +11,10 @@ pub const NAME: &str = "raises-only-add";
 pub const DOC: &str = "A subject that is in a lane at one size is in it at every greater size, whatever happened in between: \
 raised, cut, rolled back, raised again (REQUIREMENTS L2, C3). The salt of the simulation's policies never changes.";
 
-/// For each service and user: the least size at which it was in, and the greatest at which it was out.
+/// For each service, user and lane: the least size at which it was in, and the greatest at which it was out.
 #[derive(Default)]
 pub struct Check {
-    seen: BTreeMap<(usize, u32), (u16, u16)>,
+    seen: BTreeMap<(usize, u32, Lane), (u16, u16)>,
 }
 
 impl Invariant for Check {
@@ -31,22 +31,20 @@ impl Invariant for Check {
         let Some(policy) = view.policy.as_ref().map(|compiled| &compiled.policy).filter(|policy| !policy.off) else {
             return;
         };
-        let size = policy.lanes.iter().find(|(lane, _)| lane.as_str() == "canary").map_or(0, |(_, rule)| rule.size);
-        let inside = view.decided(&flight.decision.lane).name.as_str() == "canary";
-        let (least, most) = self.seen.entry((flight.service, flight.user)).or_insert((u16::MAX, 0));
-        if inside {
-            *least = size.min(*least);
-        } else {
-            *most = size.max(*most);
-        }
-        if *least <= *most {
-            found.add(
-                NAME,
-                format!(
-                    "user {} of {} was in canary at {least} basis points and is out at {most}",
-                    flight.user, view.name
-                ),
-            );
+        for (lane, rule) in &policy.lanes {
+            let key = (flight.service, flight.user, lane.clone());
+            let (least, most) = self.seen.entry(key).or_insert((u16::MAX, 0));
+            if view.decided(&flight.decision.lane).name == *lane {
+                *least = rule.size.min(*least);
+            } else {
+                *most = rule.size.max(*most);
+            }
+            if *least <= *most {
+                let (user, service) = (flight.user, &view.name);
+                let text =
+                    format!("user {user} of {service} was in {lane} at {least} basis points and is out at {most}");
+                found.add(NAME, text);
+            }
         }
     }
 }

@@ -40,7 +40,8 @@ impl Invariant for Check {
                 // Whether an empty lane is still known is no part of the digest.
                 for lane in service.lanes.iter().filter(|lane| !lane.members.is_empty()) {
                     for key in &keys {
-                        let owner = lane.order(*key).next();
+                        // Of the lane's ring: who is near or pinned comes before it, and near is another one in each place.
+                        let owner = lane.ring.owner(*key).map(|slot| lane.members[usize::from(slot)]);
                         ours.push(owner.map(|at| service.instances[usize::from(at)].record.id.to_string()));
                     }
                 }

@@ -1,9 +1,14 @@
 //! No safe request fails while a healthy candidate is reachable.
 
-use lanemesh::routing::{GiveUp, MethodClass};
+use lanemesh::{
+    routing::{GiveUp, MethodClass},
+    types::LanePolicy,
+};
 
-use super::{Findings, Invariant};
+use super::{Findings, Invariant, serves};
 use crate::{
+    app::App,
+    host::Host,
     queue::{SECOND, Time},
     world::{End, Flight, World},
 };
@@ -58,8 +63,8 @@ impl Invariant for Check {
         let decided = &view.decided(&flight.decision.lane).name;
         // An empty canary falls back to stable for safe methods; one that is not empty is never left, and stable does not
         // fall into canary.
-        let canary = decided.as_str() == "canary";
-        let wanted = (!canary || flight.decision.fallback.is_none()).then_some(canary);
+        let policy = view.policy.as_ref().map(|compiled| &*compiled.policy);
+        let wanted = (decided.is_stable() || flight.decision.fallback.is_none()).then_some((decided.as_str(), policy));
         if let Some(who) = candidate(world, flight.at.host, flight.service, wanted, flight.begun) {
             let host = &world.hosts[flight.at.host as usize].id;
             let tries: Vec<String> =
@@ -79,11 +84,19 @@ fn steady(world: &World, host: u32, since: Time) -> bool {
         && entry.island_since + SPREAD <= since
 }
 
-/// An instance that was well and in reach since 10 s before then; of the canary lane or not, or either.
-fn candidate(world: &World, from: u32, service: usize, canary: Option<bool>, since: Time) -> Option<String> {
+/// An instance that was well and in reach since 10 s before then; of this lane under this policy, or of any.
+fn candidate(
+    world: &World,
+    from: u32,
+    service: usize,
+    wanted: Option<(&str, Option<&LanePolicy>)>,
+    since: Time,
+) -> Option<String> {
+    let regions = &world.routing.regions;
     let (own, released) = (&world.hosts[from as usize], world.bounds.released);
     let hosts = world.hosts.iter().filter(|host| {
         host.locality.env == own.locality.env
+            && (regions.is_empty() || regions.contains(&host.locality.region))
             && host.is_clean(world.now, SPREAD)
             && host.clean_since + released <= since.max(host.started + released)
             && host.started + SPREAD <= since
@@ -93,16 +106,18 @@ fn candidate(world: &World, from: u32, service: usize, canary: Option<bool>, sin
             && host.island_since + released <= since.max(host.started + released)
             && world.links.open_both(from, host.index)
     });
-    let apps = hosts.flat_map(|host| host.apps.iter());
-    apps.into_iter()
-        .find(|app| {
-            app.service == service
-                && canary.is_none_or(|canary| app.canary == canary)
-                && app.drained.is_none()
-                && app.weight > 0
-                && app.well_since.is_some_and(|well| well + SPREAD <= since)
-        })
-        .map(|app| app.id.to_string())
+    let is_of = |host: &Host, app: &App, (lane, policy): (&str, Option<&LanePolicy>)| {
+        serves(app, &app.version, &world.tags(host.index), policy) == lane
+    };
+    let mut apps = hosts.flat_map(|host| host.apps.iter().map(move |app| (host, app)));
+    apps.find(|(host, app)| {
+        app.service == service
+            && wanted.is_none_or(|wanted| is_of(host, app, wanted))
+            && app.drained.is_none()
+            && app.weight > 0
+            && app.well_since.is_some_and(|well| well + SPREAD <= since)
+    })
+    .map(|(_, app)| app.id.to_string())
 }
 
 const SPREAD: Time = 10 * SECOND;

@@ -56,10 +56,11 @@ impl World {
         let cpu = self.scenario.cpu();
         let mut chance = self.chance(&[HOST, u64::from(index)]);
         let env = if chance.hits(mesh.staging) { "staging" } else { "prod" };
+        let (region, zone) = mesh.place(index);
         let locality = Locality {
             env: Env::new(env).expect("a valid name"),
-            region: Region::new("eu").expect("a valid name"),
-            zone: Zone::new(["eu-1", "eu-2", "eu-3"][index as usize % 3]).expect("a valid name"),
+            region: Region::new(region).expect("a valid name"),
+            zone: Zone::new(&format!("{region}-{zone}")).expect("a valid name"),
             tags: Default::default(),
         };
         // By turns, so that every service has its share of canaries.
@@ -148,7 +149,7 @@ impl World {
         (entry.busy_until, entry.free_at) = (0, None);
         entry.inbox.clear();
         entry.snapshot = Arc::new(Snapshot::empty());
-        super::signals::begin(entry, &self.scenario.mesh, &self.rings);
+        super::signals::begin(entry, &self.routing, &self.rings);
         self.addrs.insert(addr, host);
         self.announce_all(host);
         let clock = self.hosts[at].now(now);
@@ -215,10 +216,6 @@ impl World {
 
     pub(super) fn spec(&self, host: u32, app: &App) -> InstanceSpec {
         let entry = &self.hosts[host as usize];
-        let tags = match self.scenario.mesh.tag_bytes {
-            0 => BTreeMap::new(),
-            bytes => [("padding".to_owned(), "x".repeat(bytes as usize))].into(),
-        };
         InstanceSpec {
             id: app.id.clone(),
             service: self.services[app.service].clone(),
@@ -231,9 +228,17 @@ impl World {
             version: VersionName::new(&app.version).expect("a valid version"),
             lane: if app.canary { Lane::new("canary").expect("a valid name") } else { Lane::stable() },
             weight: app.weight,
-            tags,
+            tags: self.tags(host),
             capacity: Some(self.scenario.mesh.capacity as u32).filter(|capacity| *capacity > 0),
         }
+    }
+
+    /// Tags of a host's instances.
+    pub fn tags(&self, host: u32) -> BTreeMap<String, String> {
+        let Mesh { tag_bytes, racks, services, .. } = &self.scenario.mesh;
+        let padding = (*tag_bytes > 0).then(|| ("padding".to_owned(), "x".repeat(*tag_bytes as usize)));
+        let rack = (host / services).checked_rem(*racks).map(|rack| ("rack".to_owned(), format!("r{rack}")));
+        padding.into_iter().chain(rack).collect()
     }
 
     /// A sidecar's process is gone: nothing of it is left but what it wrote down.

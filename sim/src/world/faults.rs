@@ -1,15 +1,11 @@
 //! A scenario's steps, carried out and undone.
 
-use lanemesh::{
-    lanes::PolicyChange,
-    types::{Condition, Lane, LanePolicy, MatchRule, PolicyVersion, ServiceName, Wanted},
-};
+use lanemesh::routing::Locality;
 
-use super::{World, boot::new_gate, traffic::TESTERS_HEADER};
+use super::{World, boot::new_gate};
 use crate::{
     app::Mood,
     host::{Disk, Off, Written},
-    invariants::Order,
     pick::Pick,
     queue::{Event, MILLI, Run, SECOND, Time, seconds},
     scenario::{Do, Step},
@@ -65,6 +61,13 @@ impl World {
         let mut chance = self.chance(&[STEP, u64::from(index)]);
         let mut pick = |text: &Option<String>, none: Pick, other: &[u32]| {
             let pick = text.as_ref().and_then(|text| text.parse().ok()).unwrap_or(none);
+            if let Pick::In(place) = &pick {
+                let at = |host: &u32| {
+                    let Locality { region, zone, .. } = &self.hosts[*host as usize].locality;
+                    region.as_str() == place || zone.as_str() == place
+                };
+                return there.iter().copied().filter(at).collect();
+            }
             pick.resolve(&there, self.scenario.mesh.seeds, other, &mut chance)
         };
         let none = match step.act.0 {
@@ -154,7 +157,7 @@ impl World {
                 }
             }
             Do::Roll => {
-                for part in 0..self.rolled(step).len() as u32 {
+                for part in 0..self.rolled(index, step).len() as u32 {
                     let at = seconds(step.every.unwrap_or(0.0) * f64::from(part));
                     self.after(at, Event::Part { step: index, part });
                 }
@@ -240,7 +243,7 @@ impl World {
                 self.after(lives, Event::Part { step: index, part: GOES + host });
                 host
             }
-            Do::Roll => self.roll_one(&step, part),
+            Do::Roll => self.roll_one(index, &step, part),
             Do::FlipFlop => self.flip(index, &step),
             Do::Lie => self.tell_lies(index, &step, part),
             _ => 0,
@@ -435,10 +438,12 @@ impl World {
     }
 
     /// Instances that a rolling deploy restarts, one after another.
-    fn rolled(&self, step: &Step) -> Vec<(u32, u8)> {
+    fn rolled(&self, index: u32, step: &Step) -> Vec<(u32, u8)> {
+        let begun = self.faults.iter().find(|fault| fault.step == index && step.nodes.is_some());
         let service = self.services.iter().position(|name| Some(name.as_str()) == step.service.as_deref());
         let mut rolled = Vec::new();
-        for host in &self.hosts {
+        let hosts = self.hosts.iter().filter(|host| begun.is_none_or(|fault| fault.hosts.contains(&host.index)));
+        for host in hosts {
             for (at, app) in host.apps.iter().enumerate() {
                 if Some(app.service) == service {
                     rolled.push((host.index, at as u8));
@@ -449,8 +454,8 @@ impl World {
     }
 
     /// Stops one application, and starts its new version a second later.
-    fn roll_one(&mut self, step: &Step, part: u32) -> u32 {
-        let Some((host, app)) = self.rolled(step).get(part as usize).copied() else { return 0 };
+    fn roll_one(&mut self, index: u32, step: &Step, part: u32) -> u32 {
+        let Some((host, app)) = self.rolled(index, step).get(part as usize).copied() else { return 0 };
         if !self.hosts[host as usize].is_up() {
             return 0;
         }
@@ -488,61 +493,6 @@ impl World {
         self.after(seconds(step.period.unwrap_or(1.0)), Event::Part { step: index, part: 1 });
         0
     }
-
-    fn service_named(&self, step: &Step) -> Option<ServiceName> {
-        step.service.as_ref().and_then(|name| name.parse().ok())
-    }
-
-    fn set_policy(&mut self, step: &Step, hosts: &[u32]) {
-        let (Some(host), Some(service)) = (hosts.first(), self.service_named(step)) else { return };
-        let size = (step.value.unwrap_or(0.0) * 100.0) as u16;
-        let change = PolicyChange {
-            sizes: [(Lane::new("canary").expect("a valid name"), size)].into(),
-            rules: match step.how.as_deref() {
-                Some("testers") => Some(vec![testers_rule()]),
-                Some(_) => Some(Vec::new()),
-                None => None,
-            },
-            reason: "the scenario says so".into(),
-            force: true,
-            ..PolicyChange::default()
-        };
-        let entry = &mut self.hosts[*host as usize];
-        let now = entry.now(self.now);
-        let Some(node) = &mut entry.node else { return };
-        let base = node.catalog().policy(&service).map(|entry| entry.policy.version.clone());
-        match node.set_policy(now, &service, &change) {
-            Ok(policy) => self.ordered(*host, policy, base, false),
-            Err(error) => self.log.note(self.now, || format!("policy refused: {error}")),
-        }
-        self.drain(*host);
-    }
-
-    fn ordered(&mut self, by: u32, policy: LanePolicy, base: Option<PolicyVersion>, rollback: bool) {
-        let (service, version) = (policy.service.clone(), policy.version.clone());
-        self.stats.lineage.push(Order { service, version, base, rollback });
-        self.stats.orders.push((self.now, by, policy));
-    }
-
-    fn roll_back(&mut self, step: &Step, hosts: &[u32]) {
-        let (Some(host), Some(service)) = (hosts.first(), self.service_named(step)) else { return };
-        let entry = &mut self.hosts[*host as usize];
-        let now = entry.now(self.now);
-        let Some(node) = &mut entry.node else { return };
-        let base = node.catalog().policy(&service).map(|entry| entry.policy.version.clone());
-        match node.rollback(now, &service, "the scenario says so") {
-            Ok(policy) => self.ordered(*host, policy, base, true),
-            Err(error) => self.log.note(self.now, || format!("rollback refused: {error}")),
-        }
-        self.drain(*host);
-    }
-}
-
-/// Testers go to the canary.
-fn testers_rule() -> MatchRule {
-    let (name, value) = TESTERS_HEADER;
-    let when = Condition::Header(name.into(), Wanted::Is(value.into()));
-    MatchRule { lane: Lane::new("canary").expect("a valid name"), when: vec![when] }
 }
 
 /// One letter per kind of step, for the readout; small where it ends.

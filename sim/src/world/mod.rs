@@ -7,6 +7,7 @@ mod boot;
 mod faults;
 mod lies;
 mod oracle;
+mod orders;
 mod real;
 mod signals;
 mod traffic;
@@ -16,6 +17,7 @@ mod wire;
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use lanemesh::{
+    config::Routing,
     node::{Node, Now},
     routing::Rings,
     types::{Env, InstanceId, NodeId, ServiceName},
@@ -59,6 +61,8 @@ pub struct World {
     pub links: Links,
     /// Connections between sidecars.
     pub conns: Conns,
+    /// What every sidecar is told about routing.
+    pub routing: Arc<Routing>,
     /// Service names by index.
     pub services: Vec<ServiceName>,
     /// Everything honestly signed.
@@ -118,6 +122,7 @@ impl World {
             hosts: Vec::new(),
             links: Links::new(seed, scenario.mesh.link),
             conns: Conns::default(),
+            routing: Arc::new(scenario.mesh.rules().unwrap_or_default()),
             services,
             register: Arc::default(),
             faults: Vec::new(),

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use lanemesh::{
-    config::{Breaker, Routing},
+    config::Routing,
     routing::{Bell, Builder, Rings, Rules, Signals},
     types::{Mono, Signal},
 };
@@ -12,15 +12,11 @@ use super::World;
 use crate::{
     host::Host,
     queue::{Event, MILLI, Run, Time},
-    scenario::Mesh,
 };
 
 /// What a run begins with: no view, nothing heard.
-pub(super) fn begin(host: &mut Host, mesh: &Mesh, rings: &Rings) {
-    let slow = (mesh.breaker_slow > 0).then_some(mesh.breaker_slow);
-    let breaker = Breaker { slow, ..Routing::default().breaker };
-    let routing = Arc::new(Routing { signals: mesh.signals, breaker, ..Routing::default() });
-    let rules = Rules::new(u64::from(host.index), routing, &BTreeMap::new());
+pub(super) fn begin(host: &mut Host, routing: &Arc<Routing>, rings: &Rings) {
+    let rules = Rules::new(u64::from(host.index), routing.clone(), &BTreeMap::new());
     host.bell = Arc::new(Bell::new(|| {}));
     host.signals = Signals::new(host.id.clone());
     host.told = 0;

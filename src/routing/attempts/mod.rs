@@ -527,7 +527,7 @@ fn note(
             if comes_back {
                 service.state.count_returned();
             } else if let (true, Some((times, took))) = (current, slow)
-                && cell.is_slow(took, times)
+                && cell.is_slow(took, times, now)
             {
                 floor::keep_away(service, &service.lanes[usize::from(lane)], instance, false, now);
             }

@@ -192,19 +192,29 @@ impl Builder {
             let is_near = |entry: &InstanceEntry| here(entry) && range.holds(entry, &locality);
             let wider = near.first().map_or(&members, |region| &region.members);
             let count = instances.iter().filter(|entry| is_near(entry)).count();
-            if count == 0 || count == wider.len() {
+            let ignored = range == Range::Region && Planted::RegionIgnored.is_on();
+            if count == 0 || ignored {
+                continue;
+            }
+            let share = near::share(range, &locality, &name, instances);
+            if count == wider.len() {
+                // The same ring: who begins in either begins there. A zone that is left alone in its region keeps its users.
+                near.iter_mut().take(1).for_each(|region| region.share = region.share.max(share));
                 continue;
             }
             // A ring made from a similar one: the lane's is at hand, and near enough.
             let (ring, members) = self.ring(instances, is_near, Some(&ring)).map_err(fault)?;
-            let share = near::share(range, &locality, &name, instances);
             near.insert(0, Near { ring, members, share });
         }
         let empty = ring.is_empty().then(|| why_empty(&name, instances));
         let had_one = empty.is_none() || last.is_some_and(|lane| lane.had_one);
         let weight = ring.members().iter().map(|member| u32::from(member.weight)).sum();
         let load = loads.get(&name).cloned().unwrap_or_default();
-        let pins = pin::of_lane(rules, &ring, &members, instances);
+        let pins = match last.is_some_and(|last| last.had_one && last.pins.is_empty()) && Planted::PinForgotten.is_on()
+        {
+            true => Vec::new(),
+            false => pin::of_lane(rules, &ring, &members, instances),
+        };
         let (work, taken) = (None, u32::MAX);
         Ok(LaneView { name, ring, members, near, empty, weight, load, work, taken, pins, had_one })
     }
@@ -267,6 +277,7 @@ fn compiled(policy: &Arc<LanePolicy>, last: Option<&ServiceView>, here: &Localit
 fn in_its_lane(candidate: &Candidate, policy: Option<&Arc<LanePolicy>>) -> Candidate {
     let mut candidate = candidate.clone();
     if let Some(lane) = policy.map(|policy| policy.lane_of(&candidate.record))
+        && !Planted::SelectorIgnored.is_on()
         && *lane != candidate.record.lane
     {
         let lane = lane.clone();

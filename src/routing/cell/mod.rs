@@ -54,6 +54,8 @@ struct Line<T>(T);
 #[derive(Debug, Default)]
 struct Counts {
     in_flight: AtomicU32,
+    /// Slow answers in a row, and since when: 8 bits and 24, the latter hundredths of a second, wrapping. See `proof`.
+    slow: AtomicU32,
     recent: AtomicU64,
     window: AtomicU64,
     pace: Pace,
@@ -388,6 +390,7 @@ impl InstanceCell {
         self.counts.0.recent.store(0, Relaxed);
         self.counts.0.window.store(0, Relaxed);
         self.counts.0.pace.forget();
+        self.counts.0.slow.store(0, Relaxed);
         self.counts.0.unheard.store(0, Relaxed);
         self.tried.store(0, Relaxed);
     }

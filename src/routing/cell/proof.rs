@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     config::{Breaker, Routing},
-    routing::pace::{LANE, OWN},
+    routing::pace::{LANE, OWN, Usual},
     types::Mono,
 };
 
@@ -70,9 +70,38 @@ impl InstanceCell {
     }
 
     /// An answer took so long: whether the instance has become `times` as slow as its lane.
-    pub(in crate::routing) fn is_slow(&self, took: Duration, times: u32) -> bool {
+    pub(in crate::routing) fn is_slow(&self, took: Duration, times: u32, now: Mono) -> bool {
         let lane = self.load.pace.note(took, LANE);
-        self.counts.0.pace.note(took, OWN).is_slow(lane, times)
+        let (own, this) = (self.counts.0.pace.note(took, OWN), Usual::of(took));
+        let lately = self.is_slow_in_a_row(this.is_slow(lane, times), now);
+        let slow = own.is_slow(lane, times) || lately;
+        if slow && this.is_slower(own) {
+            // What it took before says nothing any more; and a median that has just come to the limit would be below it again with the
+            // lane's next answers, and the next try would be taken for a recovery.
+            self.counts.0.pace.replace(took);
+        }
+        slow
+    }
+
+    /// Where one answer in a second is slow, a median takes long to follow: so [`ROW`] of them without a quick one count as well, if they
+    /// came over [`A_WHILE`]. Where many are asked for, that is hundreds.
+    fn is_slow_in_a_row(&self, slow: bool, now: Mono) -> bool {
+        let row = &self.counts.0.slow;
+        let before = row.load(Relaxed);
+        if !slow {
+            if before != 0 {
+                row.store(0, Relaxed);
+            }
+            return false;
+        }
+        let centis = (now.millis() / 10) as u32 & CENTIS;
+        let (count, since) = match before >> CENTIS_BITS {
+            0 => (1, centis),
+            count => ((count + 1).min(ROW), before & CENTIS),
+        };
+        // Of two at a time one may be lost: the next will do.
+        row.store(count << CENTIS_BITS | since, Relaxed);
+        count >= ROW && Duration::from_millis(10) * (centis.wrapping_sub(since) & CENTIS) >= A_WHILE
     }
 
     /// Whether it is kept away for being slow, and an answer that took so long says that it is so still. Where it was kept away for
@@ -94,3 +123,10 @@ impl InstanceCell {
 const FEW: u32 = 4;
 /// Failures in a row of one that is used.
 const MANY: u32 = 6;
+/// Slow answers in a row: where one in ten takes long for its key's sake, so many come together once in a million.
+const ROW: u32 = 6;
+/// And over such a time: longer than what a runtime that cleans up its memory, or a network, usually stands still.
+const A_WHILE: Duration = Duration::from_secs(3);
+/// Bits of a time in hundredths of a second.
+const CENTIS_BITS: u32 = 24;
+const CENTIS: u32 = (1 << CENTIS_BITS) - 1;

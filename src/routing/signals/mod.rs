@@ -8,6 +8,10 @@
 //! sidecar asks little. Anybody may have a slow request, and where networks lose packets many have: a single one is told to the
 //! whole mesh, so that the larger it is, the more rarely one sidecar tells of such ([`SINGLES`]); what it sees counts here in any case.
 //!
+//! What was told is not told again before [`AGAIN`], unless clearly more failed since: where an instance can't be kept away, for the
+//! floor of its lane, every request to it fails, and each failure would be news to nobody. Where a sidecar tells, it tells all that it
+//! sees, since its newer word replaces the older one.
+//!
 //! Whoever hears it ([`Signals::hear`]) adds up what was said in the last seconds and what it saw itself. Where at least two saw
 //! it, and the sum reaches the breaker's own threshold, the instance's breaker opens here as well, within the floor of its lane.
 //! From there on it goes the breaker's way: one request tries it, then its users return by the ramp.
@@ -37,7 +41,7 @@ pub use report::{DoubtReport, ObserverReport, SignalsReport, Standing};
 use super::{InstanceCell, LaneView, ServiceView, Snapshot, floor};
 use crate::{
     config::{Breaker, Routing},
-    types::{InstanceId, Mono, NodeId, Observation, ServiceName, Signal},
+    types::{InstanceId, MAX_OBSERVATIONS, Mono, NodeId, Observation, ServiceName, Signal},
 };
 
 /// Rung by the data path when it has something to tell; wakes whoever tells it, once until it is answered.
@@ -110,6 +114,8 @@ pub struct Signals {
     counts: SignalCounts,
     /// When it last told of a single request that waits.
     single_told: Mono,
+    /// What it told of each instance: when, and how many failures.
+    told: BTreeMap<Key, (Mono, u16)>,
 }
 
 /// Service, owner and instance.
@@ -152,6 +158,7 @@ impl Signals {
             remarked: BTreeMap::new(),
             counts: SignalCounts::default(),
             single_told: Mono::ZERO,
+            told: BTreeMap::new(),
         }
     }
 
@@ -160,9 +167,10 @@ impl Signals {
         self.counts
     }
 
-    /// What this sidecar has to tell now. What is kept away on others' word already is not told again.
+    /// What this sidecar has to tell now, what is new first; nothing where none of it is news. What is kept away on others' word already
+    /// is not told again.
     pub fn tell(&mut self, snapshot: &Snapshot, now: Mono) -> (Vec<Observation>, Vec<Remark>) {
-        let (mut told, mut remarks) = (Vec::new(), Vec::new());
+        let (mut told, mut known, mut remarks) = (Vec::new(), Vec::new(), Vec::new());
         for view in snapshot.services().filter(|view| view.rules.signals) {
             for lane in &view.lanes {
                 let failing = failing(view, lane, now);
@@ -179,15 +187,32 @@ impl Signals {
                     continue;
                 }
                 for (instance, observation) in failing {
-                    if !is_single(observation.attempts, observation.failures) || self.may_tell_single(snapshot, now) {
+                    if is_single(observation.attempts, observation.failures) {
+                        told.extend(self.may_tell_single(snapshot, now).then_some(observation));
+                    } else if self.is_news(&observation, now) {
                         told.push(observation);
+                    } else {
+                        known.push(observation);
                     }
                     self.judge(view, lane, instance, now);
                 }
             }
         }
-        self.counts.told += u64::from(!told.is_empty());
+        if !told.is_empty() {
+            self.counts.told += 1;
+            told.append(&mut known);
+            told.truncate(MAX_OBSERVATIONS);
+            self.told.extend(told.iter().map(|observation| (key(observation), (now, observation.failures))));
+        }
         (told, remarks)
+    }
+
+    /// Whether it was not told lately, or clearly more has failed since.
+    fn is_news(&self, observation: &Observation, now: Mono) -> bool {
+        let told = self.told.get(&key(observation));
+        told.is_none_or(|(at, failures)| {
+            now.since(*at) >= AGAIN || u32::from(observation.failures) * 2 >= u32::from(*failures) * 3
+        })
     }
 
     fn may_tell_single(&mut self, snapshot: &Snapshot, now: Mono) -> bool {
@@ -255,6 +280,7 @@ impl Signals {
         for (observer, said) in old.iter().filter(|(_, said)| !said.agreed) {
             self.alone(observer, &said.seen, snapshot, now, &mut remarks);
         }
+        self.told.retain(|_, (at, _)| now.since(*at) < AGAIN);
         self.credits.retain(|_, credit| now.since(credit.last) < MEMORY);
         self.remarked.retain(|_, at| now.since(*at) < PAUSE);
         self.doubts.retain(|key, _| {
@@ -418,6 +444,10 @@ const fn is_most(count: usize, of: usize) -> bool {
     count >= 2 && count * 2 > of
 }
 
+fn key(of: &Observation) -> Key {
+    (of.service.clone(), of.owner.clone(), of.instance.clone())
+}
+
 /// The candidate that an observation is about.
 fn find<'a>(snapshot: &'a Snapshot, observation: &Observation) -> Option<(&'a ServiceView, &'a LaneView, u16)> {
     let view = snapshot.service(observation.service.as_str())?;
@@ -438,6 +468,8 @@ fn is_well_here(view: &ServiceView, instance: u16, now: Mono) -> bool {
 /// Between two single requests that one sidecar tells of, for each instance of the mesh: all together tell of about two a second,
 /// however many they are.
 const SINGLES: Duration = Duration::from_millis(500);
+/// Until the same is told again: twice before it would run out, so that one lost datagram does no harm.
+const AGAIN: Duration = Duration::from_secs(2);
 /// How long a signal counts.
 const LIFE: Duration = Duration::from_secs(5);
 /// Independent observers, this sidecar among them.

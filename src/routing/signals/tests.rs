@@ -70,6 +70,27 @@ fn own_failures_count_as_one_observers() {
     assert_eq!(signals.tell(&snapshot, NOW).0, vec![], "what others know is not told again");
 }
 
+/// The floor keeps it in use, and each of its requests fails: that is said every two seconds, and at once when it has become clearly more.
+#[test]
+fn what_goes_on_failing_is_not_told_with_every_failure() {
+    let snapshot = built(&fleet(5, 0));
+    let mut signals = Signals::new(node("me"));
+    let mut told = Vec::new();
+    for step in 0..50 {
+        let now = NOW + ms(200 * step);
+        fail(&snapshot, "a1", 1, now);
+        told.extend(signals.tell(&snapshot, now).0.iter().map(|observation| (200 * step, observation.failures)));
+    }
+    let times: Vec<u64> = told.iter().map(|(at, _)| *at).collect();
+    assert!(told.len() <= 10 && told[0] == (200, 2) && told[1] == (400, 3), "{told:?}");
+    assert!(times.windows(2).all(|pair| pair[1] - pair[0] <= 2_000), "before it runs out: {times:?}");
+    // What is new is told at once, and the rest with it: the newer word replaces the older one.
+    fail(&snapshot, "a2", 2, NOW + ms(9_900));
+    let (seen, _) = signals.tell(&snapshot, NOW + ms(9_900));
+    let names: Vec<&str> = seen.iter().map(|observation| observation.instance.as_str()).collect();
+    assert_eq!(names, ["a2", "a1"]);
+}
+
 /// Three sidecars with one waiting request each are enough, two are not; and nobody is called sick for one that was slow.
 #[test]
 fn single_requests_that_wait_add_up() {

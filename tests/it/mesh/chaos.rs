@@ -113,13 +113,22 @@ fn unfit(scenario: &Scenario) -> Vec<String> {
             Do::Crash if step.disk == Some(false) || step.address.as_deref() == Some("new") => {
                 "comes back with its disk and at its address only"
             }
+            _ if [&step.nodes, &step.to].into_iter().flatten().any(|nodes| nodes.starts_with("in ")) => {
+                "all stand in one place"
+            }
+            Do::Policy if step.lane.is_some() || step.select.is_some() || step.reserve.is_some() => {
+                "sets the canary's share and the testers' rule only"
+            }
             Do::Crash | Do::Pause | Do::Leave | Do::OneWay | Do::Partition | Do::FlipFlop | Do::Worsen => return None,
             Do::Policy | Do::Rollback => return None,
             _ => "there is no such fault for real processes",
         };
         Some(format!("step {}: {:?}: {why}", at + 1, step.act.0))
     };
-    scenario.step.iter().enumerate().filter_map(fault).collect()
+    let mesh = &scenario.mesh;
+    let told = mesh.regions > 1 || mesh.racks > 0 || !mesh.routing.is_empty();
+    let told = told.then(|| "mesh: regions, racks and routing are the simulator's alone".to_owned());
+    told.into_iter().chain(scenario.step.iter().enumerate().filter_map(fault)).collect()
 }
 
 /// Plays a scenario with real processes, and in the simulator.

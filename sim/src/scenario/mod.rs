@@ -4,12 +4,19 @@
 //! README.md shows how to write one. The swarm draws values of the same type, so every drawn run can be printed, replayed and
 //! shrunk.
 
+mod mesh;
+
 use std::{collections::BTreeMap, fmt};
 
-use lanemesh::node::MembershipConfig;
+use lanemesh::{
+    node::MembershipConfig,
+    types::{Lane, Trait},
+};
 use serde::{Deserialize, Serialize};
 
-use crate::links::Quality;
+use self::mesh::MOST_ZONES;
+pub use self::mesh::{Mesh, Profile, REGIONS};
+use crate::{links::Quality, pick::Pick};
 
 /// A mesh and what happens to it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,106 +61,6 @@ fn settle() -> f64 {
     90.0
 }
 
-/// The mesh at the start.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Mesh {
-    /// Hosts, each a sidecar and an application.
-    pub nodes: u32,
-    /// The first so many are everybody's seeds.
-    pub seeds: u32,
-    /// Seconds in which all start, evenly at random.
-    pub start: f64,
-    /// All have run for long when it begins, and hold the same (level 1).
-    pub warm: bool,
-    /// Services, shared out among the hosts in turn.
-    pub services: u32,
-    /// Share of the instances that are of lane `canary`, version `v2`.
-    pub canary: f64,
-    /// Share of the hosts that are in env `staging`.
-    pub staging: f64,
-    /// Requests a second from each host's users; 0 for none.
-    pub rate: f64,
-    /// Distinct users.
-    pub users: u32,
-    /// Share of the requests that come from one user: a hot key.
-    pub hot: f64,
-    /// The last so many hosts are of another mesh under the same authority, and were given this one's seeds.
-    pub foreign: u32,
-    /// Timers: `lan` or `wan`.
-    pub profile: Profile,
-    /// Bytes of tags on each instance record.
-    pub tag_bytes: u32,
-    /// Instances that host 0 announces beside its own.
-    pub extra_instances: u32,
-    /// How slow every machine is: 1 as in `cpu`, 10 ten times as slow, 0 for work that takes no time. When not given: 0 at
-    /// level 1, 1 at level 2.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<f64>,
-    /// Peer connections that a sidecar keeps open (level 2).
-    pub connections: u32,
-    /// Others with whom a sidecar keeps in touch; in a larger mesh each has a few watchers. When not given: as many as it keeps
-    /// connections.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub contacts: Option<u32>,
-    /// Seconds of silence after which a connection is closed (level 2).
-    pub idle: f64,
-    /// Whether sidecars tell each other what fails.
-    pub signals: bool,
-    /// `routing.breaker_slow` of every sidecar; 0 is off.
-    pub breaker_slow: u32,
-    /// Requests a second that an application serves; what is above it gets 503 at once. 0: no limit.
-    pub most_rate: u32,
-    /// Whether checks see no more of an application than that it listens.
-    pub shallow: bool,
-    /// Requests a second that an ordinary instance can serve; its weight then follows its load. 0: nobody measures that.
-    pub capacity: f64,
-    /// Every link.
-    pub link: Quality,
-}
-
-impl Default for Mesh {
-    fn default() -> Self {
-        Self {
-            nodes: 12,
-            seeds: 3,
-            start: 1.0,
-            warm: false,
-            services: 3,
-            canary: 0.25,
-            staging: 0.0,
-            rate: 2.0,
-            users: 200,
-            hot: 0.0,
-            foreign: 0,
-            profile: Profile::Lan,
-            tag_bytes: 0,
-            extra_instances: 0,
-            cpu: None,
-            connections: 256,
-            contacts: None,
-            idle: 180.0,
-            signals: true,
-            breaker_slow: 0,
-            most_rate: 0,
-            shallow: false,
-            capacity: 0.0,
-            link: Quality::default(),
-        }
-    }
-}
-
-/// Timers of the membership.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Profile {
-    /// Round trips of milliseconds.
-    #[default]
-    Lan,
-    /// Round trips up to some hundred milliseconds.
-    Wan,
-}
-
 /// What a step does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -192,9 +99,10 @@ pub enum Do {
     App,
     /// The instances get weight `value`, and 100 again after `for`.
     Weigh,
-    /// Restarts the applications of `service` one after another with `version`, `every` seconds.
+    /// Restarts the applications of `service` (on `nodes` only, when given) one after another with `version`, `every` seconds.
     Roll,
-    /// Sets the canary lane of `service` to `value` per cent, asked of the first of `nodes`. `how`: `testers` sends those who ask with
+    /// Sets the canary lane of `service` (or `lane`) to `value` per cent, asked of the first of `nodes`; `reserve`: most that it may ever
+    /// have, in per cent; `select`: traits of instances that serve it whatever they announce, none: only those that announce it. `how`: `testers` sends those who ask with
     /// the testers' header there whatever their bucket, `no-testers` takes that rule away.
     Policy,
     /// Rolls `service` back, asked of the first of `nodes`.
@@ -271,6 +179,15 @@ pub struct Step {
     /// Whether the address is the same or new.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// Which lane.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<String>,
+    /// Traits of instances that serve a lane.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub select: Option<Vec<String>>,
+    /// Most that a lane may ever have, in per cent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<f64>,
     /// By what a link gets worse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Quality>,
@@ -336,6 +253,13 @@ impl Scenario {
         if self.mesh.connections == 0 || !(self.mesh.idle >= 1.0 && self.cpu() >= 0.0) {
             faults.push("mesh.connections and mesh.idle must be at least 1, mesh.cpu at least 0".into());
         }
+        if self.mesh.regions == 0 || self.mesh.regions as usize > REGIONS.len() {
+            faults.push(format!("mesh.regions is {}: 1 to {}", self.mesh.regions, REGIONS.len()));
+        }
+        if self.mesh.zones == 0 || self.mesh.zones > MOST_ZONES {
+            faults.push(format!("mesh.zones is {}: 1 to {MOST_ZONES} in each region", self.mesh.zones));
+        }
+        faults.extend(self.mesh.rules().err().into_iter().flatten());
         for name in self.allow.keys() {
             if !crate::invariants::names().contains(&name.as_str()) {
                 faults.push(format!("allow.{name}: there is no such invariant; `list` names them"));
@@ -387,8 +311,8 @@ impl Step {
     /// For people: what it does and how, without where and when.
     pub fn in_words(&self) -> String {
         let mut words = vec![self.name()];
-        let texts = [&self.what, &self.how, &self.service, &self.version];
-        words.extend(texts.into_iter().flatten().cloned());
+        let texts = [&self.what, &self.how, &self.service, &self.version, &self.lane];
+        words.extend(texts.into_iter().flatten().chain(self.select.iter().flatten()).cloned());
         words.extend(self.value.map(|value| value.to_string()));
         words.extend(self.count.map(|count| format!("x {count}")));
         words.join(" ")
@@ -429,9 +353,27 @@ impl Step {
             faults.push(format!("address = \"{address}\": must be same or new"));
         }
         for nodes in [&self.nodes, &self.to].into_iter().flatten() {
-            if let Err(fault) = nodes.parse::<crate::pick::Pick>() {
-                faults.push(fault);
+            match nodes.parse::<Pick>() {
+                Err(fault) => faults.push(fault),
+                Ok(Pick::In(place)) if !of.mesh.places().contains(&place) => {
+                    let there: Vec<String> = of.mesh.places().into_iter().collect();
+                    faults.push(format!("`{nodes}` names no place of the mesh: it has {}", there.join(", ")));
+                }
+                Ok(_) => {}
             }
+        }
+        if let Some(lane) = &self.lane {
+            match lane.parse::<Lane>() {
+                Err(fault) => faults.push(format!("lane = \"{lane}\": {fault}")),
+                Ok(lane) if lane.is_stable() => faults.push("lane = \"stable\": it has what the others leave".into()),
+                Ok(_) => {}
+            }
+        }
+        for one in self.select.iter().flatten() {
+            faults.extend(one.parse::<Trait>().err().map(|fault| format!("select: {fault}")));
+        }
+        if let Some(reserve) = self.reserve.filter(|reserve| !(0.0..=100.0).contains(reserve)) {
+            faults.push(format!("reserve = {reserve}: 0 to 100 per cent"));
         }
         if !(0.0..=seconds).contains(&self.t) {
             faults.push(format!("t = {} lies outside the {seconds} seconds in which faults may happen", self.t));
@@ -456,6 +398,9 @@ impl Step {
             ("stop", self.stop.is_some()),
             ("disk", self.disk.is_some()),
             ("address", self.address.is_some()),
+            ("lane", self.lane.is_some()),
+            ("select", self.select.is_some()),
+            ("reserve", self.reserve.is_some()),
             ("link", self.link.is_some()),
         ]
         .into_iter()
@@ -486,8 +431,10 @@ fn fields(act: Do) -> (Names, Names, Names) {
         Do::Drift => (&["nodes", "value"], &["for"], &[]),
         Do::Withdraw => (&["nodes"], &["for"], &[]),
         Do::Weigh => (&["nodes", "value"], &["for"], &[]),
-        Do::Roll => (&["service", "version", "every"], &[], &[]),
-        Do::Policy => (&["service", "value"], &["nodes", "how"], &["testers", "no-testers"]),
+        Do::Roll => (&["service", "version", "every"], &["nodes"], &[]),
+        Do::Policy => {
+            (&["service", "value"], &["nodes", "how", "lane", "select", "reserve"], &["testers", "no-testers"])
+        }
         Do::Rollback => (&["service"], &["nodes"], &[]),
         Do::Churn => (&["count", "every", "value"], &["how"], &["crash", "leave"]),
         Do::Slow => (&["nodes", "value"], &["for"], &[]),
@@ -539,8 +486,49 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_of_places_and_routing_is_checked() {
+        let text = r#"
+            name = "x"
+            seconds = 10
+            [mesh]
+            regions = 2
+            zones = 2
+            [mesh.routing]
+            prefer_zones = true
+            pin = ["user-1"]
+            [[step]]
+            t = 1
+            do = "crash"
+            nodes = "in us-3"
+            [[step]]
+            t = 2
+            do = "policy"
+            service = "orders"
+            value = 5
+            lane = "stable"
+            select = ["v2"]
+            reserve = 101
+        "#;
+        let faults = Scenario::parse(text).unwrap_err().to_string();
+        for part in [
+            "mesh.routing.prefer_zones",
+            "mesh.routing.pin",
+            "step 1: `in us-3` names no place of the mesh: it has eu, eu-1, eu-2, us,",
+            "step 2: lane = \"stable\"",
+            "step 2: select: `v2` is no condition",
+            "step 2: reserve = 101",
+        ] {
+            assert!(faults.contains(part), "{part} in:\n{faults}");
+        }
+    }
+
+    #[test]
     fn what_is_printed_reads_the_same() {
         let mut scenario = Scenario::parse("name = \"x\"\nseconds = 10").unwrap();
+        scenario.mesh.routing.insert("prefer_zone".into(), true.into());
+        let select = Some(vec!["version:v2".to_owned()]);
+        let policy = Step { service: Some("orders".into()), value: Some(1.0), select, ..Step::new(1.0, Do::Policy) };
+        scenario.step.push(policy);
         let step = Step { nodes: Some("random 2".into()), lasts: Some(3.5), ..Step::new(1.25, Do::OneWay) };
         scenario.step.push(Step { to: Some("rest".into()), ..step });
         scenario.step.push(Step {
