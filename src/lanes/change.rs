@@ -80,6 +80,12 @@ pub enum ChangeFault {
         "rule {0} names no header, cookie or subject, and may take everybody to `{1}`: that needs --force and a --reason"
     )]
     BroadRule(usize, Lane),
+    /// A subject that is to be let in and kept out.
+    #[error("`{1}` can't be allowed in lane `{0}` and denied it: name it once")]
+    AllowedAndDenied(Lane, String),
+    /// A list of those kept out of a lane that does not exist.
+    #[error("there is no lane `{0}` to deny anybody: it comes with a share, an allow-list, a rule or a selector")]
+    NoSuchLane(Lane),
     /// The result breaks a rule.
     #[error(transparent)]
     Policy(#[from] PolicyFault),
@@ -137,7 +143,7 @@ impl PolicyChange {
             policy.off = policy.off && self.off.is_none() && self.sizes.is_empty();
         }
         self.apply_settings(&mut policy);
-        self.apply_lists(&mut policy);
+        self.apply_lists(&mut policy)?;
         self.apply_rules(&mut policy)?;
         self.apply_selectors(&mut policy);
         for (lane, most) in &self.reserve {
@@ -166,7 +172,7 @@ impl PolicyChange {
         }
     }
 
-    fn apply_lists(&self, policy: &mut LanePolicy) {
+    fn apply_lists(&self, policy: &mut LanePolicy) -> Result<(), ChangeFault> {
         for (lane, subjects) in &self.allow {
             let rule = policy.lanes.entry(lane.clone()).or_default();
             subjects.iter().for_each(|subject| {
@@ -175,6 +181,14 @@ impl PolicyChange {
             });
         }
         for (lane, subjects) in &self.deny {
+            let allowed = self.allow.get(lane);
+            if let Some(both) = subjects.iter().find(|subject| allowed.is_some_and(|allowed| allowed.contains(subject)))
+            {
+                return Err(ChangeFault::AllowedAndDenied(lane.clone(), both.clone()));
+            }
+            if !policy.lanes.contains_key(lane) && !self.makes(lane) {
+                return Err(ChangeFault::NoSuchLane(lane.clone()));
+            }
             let rule = policy.lanes.entry(lane.clone()).or_default();
             subjects.iter().for_each(|subject| {
                 rule.allow.remove(subject);
@@ -187,6 +201,13 @@ impl PolicyChange {
                 rule.deny.retain(|subject| !subjects.contains(subject));
             }
         }
+        Ok(())
+    }
+
+    /// Whether a lane comes with this change.
+    fn makes(&self, lane: &Lane) -> bool {
+        let ruled = self.rules.iter().flatten().any(|rule| rule.lane == *lane);
+        ruled || self.sizes.contains_key(lane) || self.select.contains_key(lane) || self.reserve.contains_key(lane)
     }
 
     /// Rules replace rules. A lane that only a rule names has no buckets. What sends everybody away is a raise like any other.
@@ -492,6 +513,21 @@ mod tests {
         let larger = PolicyChange { reserve: [(canary(), 0)].into(), ..sized(1_000) };
         let refused = larger.apply(&service(), Some(&kept), "n1", Wall(3));
         assert!(matches!(refused, Err(ChangeFault::NoRoom { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_list_that_contradicts_itself_or_names_no_lane_is_refused() {
+        let list = |subject: &str| BTreeMap::from([(canary(), vec![subject.to_owned()])]);
+        let both = PolicyChange { allow: list("u1"), deny: list("u1"), ..PolicyChange::default() };
+        let refused = both.apply(&service(), None, "n1", Wall(1)).unwrap_err();
+        assert_eq!(refused, ChangeFault::AllowedAndDenied(canary(), "u1".into()));
+        let deny = PolicyChange { deny: list("u1"), ..PolicyChange::default() };
+        assert_eq!(deny.apply(&service(), None, "n1", Wall(1)).unwrap_err(), ChangeFault::NoSuchLane(canary()));
+        let with_share = PolicyChange { deny: list("u1"), ..sized(500) };
+        let held = with_share.apply(&service(), None, "n1", Wall(1)).unwrap();
+        assert!(deny.apply(&service(), Some(&held), "n1", Wall(2)).is_ok());
+        let other = PolicyChange { allow: list("u2"), deny: list("u1"), ..PolicyChange::default() };
+        assert!(other.apply(&service(), None, "n1", Wall(1)).is_ok(), "the allow-list brings the lane");
     }
 
     fn ruled(rules: &[(&str, &str)]) -> PolicyChange {

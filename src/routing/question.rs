@@ -115,7 +115,12 @@ impl Explanation {
         }
         if found.is_empty() {
             let (there, here) = (&self.snapshot_digest, &here.snapshot_digest);
-            found.push(format!("another instance: its snapshot is {there}, here {here}"));
+            found.push(match there == here {
+                true => "another instance of the same view: its own zone (`prefer_zone`), its own load (`balance`, `bounded_load`) or what it \
+                         met itself decides"
+                    .to_owned(),
+                false => format!("another instance: its snapshot is {there}, here {here}"),
+            });
         }
         found
     }

@@ -177,7 +177,7 @@ pub enum PolicyFault {
     #[error("the selector of lane `{0}` has no trait and would take every instance: give it one, such as `version:v2`")]
     NoTrait(Lane),
     /// A rule for `stable`.
-    #[error("`stable` takes what the other lanes leave; it has no range or lists of its own")]
+    #[error("`stable` takes what the other lanes leave; it has no range, lists or selector of its own")]
     Stable,
     /// More than a policy carries.
     #[error("{what}: {is}, at most {most}")]

@@ -353,7 +353,7 @@ fn witnesses(signals: Option<&SignalsReport>, service: &ServiceName, owner: &Nod
 
 fn said(others: &[NodeId]) -> String {
     match others {
-        [] => "no other sidecar says so".to_owned(),
+        [] => "no other sidecar says so, if any has asked it lately".to_owned(),
         _ => format!("so say {}", super::output::first_few(others.iter().map(NodeId::as_str), SHOWN)),
     }
 }
@@ -372,7 +372,7 @@ fn cure(alone: bool, seen: &OutcomeInfo) -> String {
 fn peers(signals: &SignalsReport) -> Vec<Finding> {
     let mut findings = Vec::new();
     for observer in &signals.observers {
-        if matches!(observer.standing, Standing::AccusesMost | Standing::Discredited) {
+        if matches!(observer.standing, Standing::AnswersHere | Standing::AccusesMost | Standing::Discredited) {
             let text = format!("{} {}", observer.observer, observer.standing.words());
             findings.push(warn(PEERS, text, format!("run `lanemesh check` beside {}", observer.observer)));
         }
@@ -394,6 +394,7 @@ fn peers(signals: &SignalsReport) -> Vec<Finding> {
             PEERS,
             match signals.observers.len() {
                 0 => "no sidecar says that an instance fails".to_owned(),
+                1 => "one sidecar sees failures; nothing follows from them here".to_owned(),
                 count => format!("{count} sidecars see failures; nothing follows from them here"),
             },
         ));

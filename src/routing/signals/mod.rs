@@ -301,12 +301,7 @@ impl Signals {
         now: Mono,
         remarks: &mut Vec<Remark>,
     ) {
-        let well = |observation: &&Observation| {
-            // Anybody may have one slow request.
-            !is_single(observation.attempts, observation.failures)
-                && find(snapshot, observation).is_some_and(|(view, _, at)| is_well_here(view, at, now))
-        };
-        let Some(observation) = seen.iter().find(well) else { return };
+        let Some(observation) = seen.iter().find(|seen| denied(seen, snapshot, now)) else { return };
         self.counts.alone += 1;
         let text = format!(
             "`{observer}` alone sees `{}` of `{}` fail, which answers here: not believed, `{observer}` or its way there is probably \
@@ -463,6 +458,12 @@ fn answers_here(view: &ServiceView, instance: u16) -> bool {
 
 fn is_well_here(view: &ServiceView, instance: u16, now: Mono) -> bool {
     view.instances[usize::from(instance)].cell.is_well(now, &view.rules)
+}
+
+/// Whether what is said of an instance is not so here. Anybody may have one slow request.
+fn denied(seen: &Observation, snapshot: &Snapshot, now: Mono) -> bool {
+    !is_single(seen.attempts, seen.failures)
+        && find(snapshot, seen).is_some_and(|(view, _, at)| is_well_here(view, at, now))
 }
 
 /// Between two single requests that one sidecar tells of, for each instance of the mesh: all together tell of about two a second,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LIFE, Signals, find};
+use super::{LIFE, Signals, denied, find};
 use crate::{
     routing::Snapshot,
     types::{InstanceId, Mono, NodeId, Observation, ServiceName},
@@ -44,6 +44,8 @@ pub enum Standing {
     Agreed,
     /// Nobody else saw the same so far: nothing follows.
     Alone,
+    /// Nobody else sees the same for some time, and what it accuses answers here: it is probably sick itself.
+    AnswersHere,
     /// It accuses most of a lane: it is probably sick itself.
     AccusesMost,
     /// It was proved wrong again and again: it is probably sick itself.
@@ -56,6 +58,7 @@ impl Standing {
         match self {
             Self::Agreed => "others see the same",
             Self::Alone => "nobody else sees it: nothing follows",
+            Self::AnswersHere => "nobody else sees it, and it answers here: not believed, probably sick itself",
             Self::AccusesMost => "accuses most of a lane: not believed, probably sick itself",
             Self::Discredited => "was wrong again and again: not believed, probably sick itself",
         }
@@ -97,6 +100,8 @@ impl Signals {
                 Standing::AccusesMost
             } else if said.agreed {
                 Standing::Agreed
+            } else if self.remarked.contains_key(observer) && said.seen.iter().any(|seen| denied(seen, snapshot, now)) {
+                Standing::AnswersHere
             } else {
                 Standing::Alone
             };

@@ -311,5 +311,8 @@ fn a_lone_observer_that_goes_on_is_named() {
         remarks.extend(signals.hear(signal("x", vec![saw("a1", 6, 6)]), &snapshot, now));
     }
     assert!(remarks.len() == 1 && remarks[0].contains("`x` alone sees `a1`"), "once a minute: {remarks:?}");
+    let standing: Vec<_> =
+        signals.report(&snapshot, NOW + ms(19_000)).observers.iter().map(|observer| observer.standing).collect();
+    assert_eq!(standing, [Standing::AnswersHere], "and whoever asks is told");
     assert_eq!((signals.counts().alone, signals.counts().doubted), (3, 0));
 }
