@@ -42,32 +42,34 @@ fn sizes(size: Size) -> impl Iterator<Item = u32> {
     [10, 100, 300, 1000].into_iter().filter(move |nodes| *nodes <= size.most)
 }
 
+/// When every node that is there first turned to one of these states, in each trial: all but the victim itself and, where trials
+/// overlap, the other victims that are away at that time. Nothing for a trial in which one never did.
+fn all_turns(world: &World, gone: &[(u32, Time)], states: &[lanemesh::types::MemberState]) -> Vec<Option<Vec<f64>>> {
+    let away = seconds(AWAY);
+    let turns = |(victim, at): &(u32, Time)| {
+        let overlaps = |(_, other): &&(u32, Time)| other.abs_diff(*at) < away + SECOND;
+        let absent: Vec<u32> = gone.iter().filter(overlaps).map(|(host, _)| *host).collect();
+        let observers = (world.hosts.len() - absent.len(), |host| !absent.contains(&host));
+        first_turns(world, *victim, (*at, at + away), observers, states)
+    };
+    gone.iter().map(turns).collect()
+}
+
+/// Something of each trial, and how many trials had nobody to the end.
+fn of_each(trials: &[Option<Vec<f64>>], figure: impl Fn(&[f64]) -> f64) -> (Vec<f64>, usize) {
+    let ended: Vec<f64> = trials.iter().flatten().map(|times| figure(times)).collect();
+    let never = trials.len() - ended.len();
+    (ended, never)
+}
+
 /// The last observer's time in each trial, and how many trials had one that never turned.
 fn last_turns(world: &World, gone: &[(u32, Time)], states: &[lanemesh::types::MemberState]) -> (Vec<f64>, usize) {
-    let observers = world.hosts.len() - 1;
-    let times: Vec<Option<f64>> = gone
-        .iter()
-        .map(|(victim, at)| {
-            let window = (*at, at + seconds(AWAY));
-            first_turns(world, *victim, window, observers, states).and_then(|times| times.last().copied())
-        })
-        .collect();
-    let never = times.iter().filter(|time| time.is_none()).count();
-    (times.into_iter().flatten().collect(), never)
+    of_each(&all_turns(world, gone, states), |times| times.last().copied().unwrap_or(f64::NAN))
 }
 
 /// From the first verdict to that of 99 % of the mesh.
 fn news_of_death(world: &World, gone: &[(u32, Time)]) -> (Vec<f64>, usize) {
-    let observers = world.hosts.len() - 1;
-    let times: Vec<Option<f64>> = gone
-        .iter()
-        .map(|(victim, at)| {
-            let times = first_turns(world, *victim, (*at, at + seconds(AWAY)), observers, &[Down])?;
-            Some(share(&times, 0.99) - times[0])
-        })
-        .collect();
-    let never = times.iter().filter(|time| time.is_none()).count();
-    (times.into_iter().flatten().collect(), never)
+    of_each(&all_turns(world, gone, &[Down]), |times| share(times, 0.99) - times.first().copied().unwrap_or(f64::NAN))
 }
 
 /// A process ends, its host refuses for it.

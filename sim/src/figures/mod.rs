@@ -153,16 +153,16 @@ fn turns(world: &World, subject: u32, from: Time, to: Time) -> impl Iterator<Ite
     record[first..].iter().take_while(move |turn| turn.at < to).filter(move |turn| turn.subject == subject)
 }
 
-/// When each of `observers` first turned to one of these, sorted; `None` if one never did.
+/// When each of the observers that `watches` names, `observers` in number, first turned to one of these, sorted; `None` if one never did.
 fn first_turns(
     world: &World,
     subject: u32,
     (from, to): (Time, Time),
-    observers: usize,
+    (observers, watches): (usize, impl Fn(u32) -> bool),
     states: &[MemberState],
 ) -> Option<Vec<f64>> {
     let mut firsts: std::collections::BTreeMap<u32, f64> = Default::default();
-    for turn in turns(world, subject, from, to).filter(|turn| states.contains(&turn.state)) {
+    for turn in turns(world, subject, from, to).filter(|turn| states.contains(&turn.state) && watches(turn.observer)) {
         firsts.entry(turn.observer).or_insert((turn.at - from) as f64 / SECOND as f64);
     }
     let mut times: Vec<f64> = firsts.into_values().collect();

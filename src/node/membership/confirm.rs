@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Membership,
+    Action, Membership,
+    engine::Probe,
     history::Happened,
     roster::{ME, Slot},
     timers::Timer,
@@ -18,8 +19,6 @@ use crate::{
     types::{Mono, NodeId, Planted, Trust},
     wire::{Ctl, Evidence},
 };
-
-use super::Action;
 
 /// One member being asked again.
 struct Confirm {
@@ -237,6 +236,24 @@ impl Membership {
             if let Some(confirm) = self.confirms.running.get_mut(&about) {
                 confirm.control_asked = true;
             }
+        }
+    }
+
+    /// An ack to foca's ping: only one in time is a sign of this node's health.
+    pub(super) fn acked(&mut self, now: Mono, from: Slot, probe: Probe) {
+        let Probe::Ack(number) = probe else { return };
+        self.is_heard(now);
+        let Some(ping) = self.ping.as_mut().filter(|ping| ping.to.slot == from && ping.number == number) else {
+            return;
+        };
+        ping.acked = true;
+        let took = now.since(ping.at);
+        if took <= self.config.probe_rtt * 2 {
+            self.tallies.answered.0 += 1;
+            self.tallies.answered.1 += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+            self.history(from).round_trip = Some(took);
+            self.health.answered = Some(now);
+            self.health.score = self.health.score.saturating_sub(1);
         }
     }
 

@@ -418,6 +418,9 @@ impl Membership {
         let due = self.timers.next().unwrap_or(now).max(self.entered);
         self.entered = self.entered.max(now);
         let late = now.since(due);
+        if late > self.config.probe_rtt {
+            self.is_late(now);
+        }
         if late <= self.config.pause || Planted::SlowConvicts.is_on() {
             return;
         }
@@ -452,24 +455,6 @@ impl Membership {
             self.note(now, peer.slot, Happened::Missed);
             self.history(peer.slot).missed += 1;
             self.confirm(now, peer.slot, Why::Missed);
-        }
-    }
-
-    /// An ack to foca's ping: only one in time is a sign of this node's health.
-    fn acked(&mut self, now: Mono, from: Slot, probe: Probe) {
-        let Probe::Ack(number) = probe else { return };
-        self.is_heard(now);
-        let Some(ping) = self.ping.as_mut().filter(|ping| ping.to.slot == from && ping.number == number) else {
-            return;
-        };
-        ping.acked = true;
-        let took = now.since(ping.at);
-        if took <= self.config.probe_rtt * 2 {
-            self.tallies.answered.0 += 1;
-            self.tallies.answered.1 += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-            self.history(from).round_trip = Some(took);
-            self.health.answered = Some(now);
-            self.health.score = self.health.score.saturating_sub(1);
         }
     }
 

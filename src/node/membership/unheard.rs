@@ -26,6 +26,8 @@ pub(super) struct Unheard {
     hears: Option<(Mono, Mono)>,
     /// When it last was heard by nobody.
     until: Option<Mono>,
+    /// When it was last late itself.
+    late: Option<Mono>,
     /// When somebody was last asked who had just been heard.
     asked: Option<Mono>,
     /// A refutation waits for an answer.
@@ -34,7 +36,7 @@ pub(super) struct Unheard {
 
 impl Unheard {
     pub fn new(now: Mono) -> Self {
-        Self { answered: now, hears: None, until: None, asked: None, waits: false }
+        Self { answered: now, hears: None, until: None, late: None, asked: None, waits: false }
     }
 }
 
@@ -75,8 +77,16 @@ impl Membership {
         }
     }
 
-    /// For how long others have been heard of whom none answers.
+    /// This node's own timers are late: the answers may be waiting here to be read.
+    pub(super) fn is_late(&mut self, now: Mono) {
+        self.unheard.late = Some(now);
+    }
+
+    /// For how long others have been heard of whom none answers; zero while that may be for this node's own slowness.
     fn unanswered_for(&self, now: Mono) -> Duration {
+        if self.unheard.late.is_some_and(|at| now.since(at) <= self.config.wait_min) {
+            return Duration::ZERO;
+        }
         let run = self.unheard.hears.filter(|(_, last)| now.since(*last) <= self.config.veto);
         run.map_or(Duration::ZERO, |(since, _)| now.since(since.max(self.unheard.answered)))
     }
